@@ -1,0 +1,1 @@
+"""Ordinary MoE layers, written the many ways that people write them. Only torch is used here."""

@@ -1,0 +1,3 @@
+CAPACITY = {}
+def problem(s):
+    return None

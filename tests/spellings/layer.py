@@ -1,0 +1,127 @@
+"""Compose a `Spelling` into a layer: `build(spelling, sizes, group, dtype)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from . import exchange
+from .capacity import CAPACITY
+from .combine import combine
+from .dispatch import COUNTS, COUNTS_OF_CHOICES, FLATTEN, ROWS, ROWS_BY_CHOICE, SORT
+from .experts import Experts
+from .loops import LOOPS
+from .router import Routed, Router
+from .shared import Shared
+from .spelling import Sizes, Spelling
+
+
+class MoE(nn.Module):
+    """`layer(x, token_ids)`: x [T, H] (or [B, T / B, H]), token_ids [T] int64 (most routers ignore them).
+
+    Returns y like x, or (y, one more value) as `spelling.outputs` says.
+    """
+
+    def __init__(self, spelling: Spelling, sizes: Sizes, group: dist.ProcessGroup | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        s = self.spelling = spelling
+        self.sizes, self.group, self.dtype = sizes, group, dtype
+        self.ranks = dist.get_world_size(group) if s.exchange else 1
+        self.experts, self.top_k = sizes.experts, s.top_k(sizes)
+        self.router = Router(sizes.hidden, sizes.experts, self.top_k, s.router, dtype)
+        self.ffn = Experts(
+            sizes.experts // self.ranks, sizes.hidden, sizes.intermediate, act=s.act, fused=s.fused,
+            up_first=s.up_first, storage=s.storage, bias=s.bias, listed=s.listed, products=s.products, dtype=dtype,
+        )
+        self.shared = Shared(sizes.hidden, sizes.shared, s.shared, dtype) if s.shared else None
+
+    def forward(self, x: Tensor, token_ids: Tensor) -> Any:
+        s, shape = self.spelling, x.shape
+        if s.batched:
+            x = x.view(-1, shape[-1])
+        routed = self.router(x, token_ids)
+        if s.whole in CAPACITY:
+            y = CAPACITY[s.whole](self, x, routed)
+        elif s.whole in LOOPS:
+            y = LOOPS[s.whole](self, x, routed)
+        else:
+            y = self.sorted_experts(x, routed)
+        y = y.to(x.dtype)
+        if self.shared is not None:
+            y = y + self.shared(x)
+        if s.batched:
+            y = y.reshape(shape)
+        return self.outputs(y, routed)
+
+    def sorted_experts(self, x: Tensor, routed: Routed) -> Tensor:
+        """Dispatch by sorting, the experts (perhaps elsewhere), combine."""
+        s, k = self.spelling, self.top_k
+        flat = FLATTEN[s.flatten](routed.ids)
+        order = SORT[s.sort](flat)
+        rows = (ROWS_BY_CHOICE if s.by_choice else ROWS)[s.rows](x, order, k)
+        counts = COUNTS[s.counts](routed.ids if s.counts in COUNTS_OF_CHOICES else flat, self.experts)
+        early = s.weight_sent or s.weight_on != "output"
+        weight = None
+        if early:
+            flat_weights = routed.weights.t().reshape(-1) if s.by_choice else routed.weights.reshape(-1)
+            weight = flat_weights[order].unsqueeze(-1)
+            if s.weight_on == "input" and not s.weight_sent:
+                rows, weight = (rows * weight).to(x.dtype), None
+        if s.exchange:
+            rows, weight, sent = exchange.send(
+                rows, weight, flat[order], counts, form=s.exchange, count_exchange=s.count_exchange,
+                splits=s.splits, regroup=s.regroup, group=self.group,
+            )
+            counts = sent.counts
+        if weight is not None and s.weight_on == "input":
+            rows = (rows * weight).to(x.dtype)
+        out = self.ffn(rows, counts, weight if s.weight_on == "hidden" else None)
+        if weight is not None and s.weight_on == "output":
+            out = (out * weight).to(x.dtype)
+        if s.exchange:
+            out = exchange.send_back(out, sent, form=s.exchange, regroup=s.regroup, group=self.group)
+        return combine(
+            s.unsort, s.reduce, out, order, None if early else routed.weights, x.shape[0], k, s.by_choice
+        )
+
+    def outputs(self, y: Tensor, routed: Routed) -> Any:
+        kind = self.spelling.outputs
+        if kind == "y_logits":
+            return y, routed.logits
+        if kind == "y_counts":
+            return y, COUNTS["one_hot_sum"](routed.ids, self.experts)
+        if kind == "y_aux":
+            return y, routed.aux
+        if kind == "y_ids":
+            return y, routed.ids
+        return y
+
+    def example(self, tokens: int | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Inputs for `forward`: x that wants a gradient, and token ids."""
+        generator = torch.Generator().manual_seed(seed)
+        tokens = self.sizes.tokens if tokens is None else tokens
+        x = torch.randn(tokens, self.sizes.hidden, generator=generator, dtype=torch.float64).to(self.dtype)
+        if self.spelling.batched:
+            x = x.view(2, tokens // 2, self.sizes.hidden)
+        return x.requires_grad_(), torch.randint(64, (tokens,), generator=generator)
+
+
+def build(
+    spelling: Spelling, sizes: Sizes | None = None, group: dist.ProcessGroup | None = None,
+    dtype: torch.dtype = torch.float64, seed: int = 0,
+) -> MoE:
+    """The layer that `spelling` describes, with weights from `seed` (each rank should use its own).
+
+    Raises:
+        ValueError: the choices cannot be combined (`Spelling.problem` says why), or a group is missing.
+    """
+    if (problem := spelling.problem()) is not None:
+        raise ValueError(f"{spelling.id}: {problem}")
+    if spelling.exchange and group is None:
+        raise ValueError(f"{spelling.id} exchanges, so it needs a process group")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return MoE(spelling, sizes or Sizes(), group, dtype)
