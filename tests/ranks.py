@@ -1,16 +1,16 @@
 """Run a function on several ranks: one process each, joined in a gloo group, with a deadline on everything.
 
-    def check(rank: int, size: int) -> float:          # a module-level function: children import it by name
+    def check(rank: int, size: int) -> float:           # a module-level function: children import it by name
         group_name = dist.group.WORLD.group_name
         ...
         return value                                    # anything torch.save takes; tensors are fine
 
     values = run_ranks(4, check, 16)                    # [rank 0's value, rank 1's, ...]
 
-The process group is initialised before `fn(rank, *args)` is called and destroyed after it. An exception on any
-rank is raised here as `RankError` with that rank's traceback; a rank that hangs or dies is reported the same way,
-and no child outlives the call. A start costs some tenths of a second for each rank (the first call of a test
-process some seconds more, for importing torch once): do many checks in one call all the same.
+The process group is initialised before `fn(rank, *args)` and destroyed after it. An exception on any
+rank is raised here as `RankError` with that rank's traceback; a rank that hangs or dies is reported the same
+way, and no child outlives the call. A start costs some tenths of a second for each rank (the first call of a
+test process some seconds more, for importing torch once): do many checks in one call all the same.
 
 Children come from a fork server that has imported torch. A child gets this process's environment variables as
 they are at the call, but those that torch reads when it is imported (TORCH_LOGS) are those of the first call.

@@ -1,0 +1,50 @@
+"""The op `mok::moe` and its gradients. Importing this module registers them; schema.py documents every argument."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from mokfx.ops import autocast as autocast
+from mokfx.ops import autograd as autograd
+from mokfx.ops import dispatch as dispatch
+from mokfx.ops import fake as fake
+from mokfx.ops.arguments import Call
+from mokfx.ops.checks import check
+from mokfx.ops.providers import (
+    get_provider,
+    providers,
+    register_provider,
+    select,
+    set_provider,
+    unsupported_reason,
+    use_provider,
+)
+from mokfx.ops.schema import MOE as OP
+
+__all__ = [
+    "OP",
+    "Call",
+    "check",
+    "fingerprint",
+    "get_provider",
+    "providers",
+    "register_provider",
+    "select",
+    "set_provider",
+    "unsupported_reason",
+    "use_provider",
+]
+
+
+def fingerprint() -> str:
+    """A hash of all that decides the ops' meaning: the sources of this package and each provider's version.
+
+    torch's compile caches hash no custom op's Python; with this as salt they are not served stale.
+    """
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    for provider in providers():
+        digest.update(f"{provider.name}={provider.version()}\0".encode())
+    return digest.hexdigest()

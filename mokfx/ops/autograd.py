@@ -1,0 +1,81 @@
+"""Gradients of `mok::moe`: one call of `mok::moe_backward`, which itself has none.
+
+Registered for the Autograd key by hand, since torch.library.register_autograd refuses keyword-only tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mokfx.ops.arguments import Call
+from mokfx.ops.schema import LIBRARY, MOE, MOE_BACKWARD
+
+Keys = torch._C.DispatchKeySet
+
+
+class _Moe(torch.autograd.Function):
+    """Saves the op's own tensors and nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Keys, call: Call, *tensors: Tensor) -> Any:
+        ctx.call = call.with_tensors(range(len(tensors)))  # the tensors only as saved ones, so that hooks see them
+        ctx.save_for_backward(*tensors)
+        args, settings = call.arguments()
+        return _below(keys, MOE, *args, **settings)
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        args, settings = ctx.call.with_tensors(ctx.saved_tensors).arguments()
+        d_x, *others = MOE_BACKWARD(grad_y, *args, **settings)
+        gradients = (d_x, None, *others)  # none for topk_ids
+        needed = ctx.needs_input_grad[2:]
+        return None, None, *(g if need else None for g, need in zip(gradients, needed, strict=True))
+
+
+class _MoeBackward(torch.autograd.Function):
+    """Lets a graph be made of the backward (create_graph=True), and says what is missing when it is used."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Keys, call: Call, grad_y: Tensor, *tensors: Tensor) -> Any:
+        args, settings = call.arguments()
+        return tuple(_below(keys, MOE_BACKWARD, grad_y, *args, **settings))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError(
+            "mok.moe has no second derivative: its backward cannot be differentiated; "
+            "use the eager model where gradients of gradients are needed"
+        )
+
+
+def _moe(keys: Keys, *args: Any, **settings: Any) -> Any:
+    call = Call(*args, **settings)
+    tensors = call.tensors()
+    if not _needs_grad(tensors):
+        return _below(keys, MOE, *args, **settings)
+    return _Moe.apply(keys, call, *tensors)
+
+
+def _moe_backward(keys: Keys, grad_y: Tensor, *args: Any, **settings: Any) -> Any:
+    call = Call(*args, **settings)
+    tensors = call.tensors()
+    if not _needs_grad([grad_y, *tensors]):
+        return _below(keys, MOE_BACKWARD, grad_y, *args, **settings)
+    return list(_MoeBackward.apply(keys, call, grad_y, *tensors))
+
+
+def _needs_grad(tensors: list[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _below(keys: Keys, op: torch._ops.OpOverload, *args: Any, **settings: Any) -> Any:
+    """Call `op` under the Autograd key."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keys & torch._C._after_autograd_keyset, *args, **settings)
+
+
+LIBRARY.impl("moe", _moe, "Autograd", with_keyset=True)
+LIBRARY.impl("moe_backward", _moe_backward, "Autograd", with_keyset=True)
