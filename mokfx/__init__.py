@@ -1,0 +1,27 @@
+"""mokfx: Mixture-of-Experts layers of unmodified PyTorch models as one fused op, by `torch.compile`.
+
+torch.compile(model, backend="mok")     compile; nothing has to be imported for it
+mokfx.compile(model)                    the same, and sizes that depend on data do not break the graph
+mokfx.explain(model, *inputs)           what was recognised, what was left alone and why
+"""
+
+from __future__ import annotations
+
+from mokfx.compile import compile
+from mokfx.errors import MissError, MissWarning, MokError, OptionError
+from mokfx.explain import explain
+from mokfx.passes.outcome import Match, Miss
+from mokfx.report import GraphReport, Report
+
+__all__ = [
+    "GraphReport",
+    "Match",
+    "Miss",
+    "MissError",
+    "MissWarning",
+    "MokError",
+    "OptionError",
+    "Report",
+    "compile",
+    "explain",
+]

@@ -1,0 +1,120 @@
+"""Run the pass on one graph, and tell what it did: as a value, to the log, to tlparse, to counters."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+from torch._dynamo.utils import counters
+from torch._logging._internal import trace_structured
+from torch.fx import GraphModule
+
+from mokfx.broken import find_broken
+from mokfx.errors import MissError, MissWarning, describe_miss
+from mokfx.passes.outcome import Miss
+from mokfx.places import place_of_frames
+from mokfx.report import GraphBreak, GraphReport, readable
+
+log = logging.getLogger("mokfx.report")
+graph_log = logging.getLogger("mokfx.graph")
+
+_warned: dict[Any, Any] = {}
+"""The registry by which `warnings` shows the same miss of the same line once."""
+
+
+def rewrite_and_report(gm: GraphModule, provider: str, *, with_code: bool = False) -> GraphReport:
+    """Rewrite `gm`, as captured by Dynamo, in place.
+
+    Args:
+        gm: the graph; its nested graphs are rewritten too.
+        provider: the option `mok.provider`.
+        with_code: also keep the code of the graph before and after.
+    """
+    from mokfx.passes import rewrite
+
+    before = readable(gm) if with_code or graph_log.isEnabledFor(logging.DEBUG) else ""
+    nodes_before = _size(gm)
+    outcome = rewrite(gm, provider_check=None)
+    ended_by = graph_break_after(gm)
+    broken = find_broken(gm, ended_by)
+    return GraphReport(
+        matches=outcome.matches,
+        misses=outcome.misses if broken is None else (broken, *outcome.misses),
+        before=before,
+        after=readable(gm) if before else "",
+        nodes_before=nodes_before,
+        nodes_after=_size(gm),
+        seconds=outcome.seconds,
+        ended_by=ended_by,
+    )
+
+
+def publish(report: GraphReport) -> None:
+    """Send a report to the logger `mokfx.report` and to `torch._dynamo.utils.counters["mok"]`."""
+    if report.matches or report.misses:
+        log.info("%s", report)
+        artifact("mok_match_report", lambda: str(report))
+    else:
+        log.debug("%s", report)
+    if report.before:
+        graph_log.debug("before:\n%s", report.before)
+        graph_log.debug("after:\n%s", report.after)
+    counters["mok"]["matched"] += len(report.matches)
+    counters["mok"]["missed"] += len(report.misses)
+    for miss in report.misses:
+        counters["mok"][miss.reason] += 1
+
+
+def artifact(name: str, text: Any) -> None:
+    """Give tlparse (TORCH_TRACE) a text, which the function `text` makes only if a trace is being written."""
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=text)
+
+
+def act_on_misses(misses: tuple[Miss, ...], on_miss: str) -> None:
+    """Do what the option `mok.on_miss` says.
+
+    Raises:
+        MissError: it says "raise", and there is a miss.
+    """
+    if not misses or on_miss == "ignore":
+        return
+    if on_miss == "raise":
+        raise MissError(misses)
+    for miss in misses:
+        # As a warning of the user's own line, since that is where something can be done about it.
+        file, _, line = miss.where.rpartition(":")
+        warnings.warn_explicit(
+            f"MoE layer left alone: {describe_miss(miss)}",
+            MissWarning,
+            filename=file or "<unknown>",
+            lineno=int(line) if line.isdigit() else 0,
+            registry=_warned,
+        )
+
+
+def forget_warnings() -> None:
+    """Warn again of misses that were warned of before."""
+    _warned.clear()
+
+
+def graph_break_after(gm: GraphModule) -> GraphBreak | None:
+    """The graph break that Dynamo noted on the graph as the reason of its end."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return None
+    where, code = place_of_frames(reason.user_stack)
+    return GraphBreak(gist(reason.reason), where, code)
+
+
+def gist(reason: str) -> str:
+    """The sentence that explains a graph break, out of Dynamo's text of many lines."""
+    lines = [line.strip() for line in reason.splitlines()]
+    explained = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
+    return explained[0] if explained else lines[0]
+
+
+def _size(gm: GraphModule) -> int:
+    """Operations in the graph and its nested graphs."""
+    graphs = (module.graph for module in gm.modules() if isinstance(module, GraphModule))
+    return sum(node.op not in ("placeholder", "output") for graph in graphs for node in graph.nodes)

@@ -1,0 +1,168 @@
+"""What happened to the graphs of a model, as values and as text for a terminal."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch.fx import GraphModule
+
+from mokfx.errors import describe_miss
+from mokfx.passes.outcome import Match, Miss
+
+WIDTH = 96
+_FREED = re.compile(r";  (\w+ = )+None")
+_LABEL = 10
+"""Columns of the label of a row ("dispatch  ")."""
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """A place where Dynamo ended one graph and began another."""
+
+    reason: str
+    """The first line of Dynamo's explanation."""
+    where: str
+    """`file.py:line`, or "" where Dynamo does not know it."""
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """What the pass did with one graph."""
+
+    matches: tuple[Match, ...]
+    misses: tuple[Miss, ...]
+    before: str
+    """Readable code of the captured graph; "" if nobody asked for it. See `readable`."""
+    after: str
+    """The same, after the pass."""
+    nodes_before: int
+    nodes_after: int
+    seconds: float
+    """Wall time of the pass."""
+    ended_by: GraphBreak | None = None
+    """The graph break after which this graph ends, if one does."""
+
+    def __str__(self) -> str:
+        return str(Report((self,)))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the pass did with every graph of a model, in the order in which they ran. `print` it."""
+
+    graphs: tuple[GraphReport, ...]
+    more_breaks: tuple[GraphBreak, ...] = ()
+    """Breaks that came before any graph had an operation."""
+
+    @property
+    def matches(self) -> tuple[Match, ...]:
+        """Each MoE layer that became one call of `mok.moe`."""
+        return tuple(match for graph in self.graphs for match in graph.matches)
+
+    @property
+    def misses(self) -> tuple[Miss, ...]:
+        """Each thing that looks like an MoE layer and was left alone; the same one is told once."""
+        return tuple(dict.fromkeys(miss for graph in self.graphs for miss in graph.misses))
+
+    @property
+    def graph_breaks(self) -> tuple[GraphBreak, ...]:
+        """Where Dynamo could not go on within one graph."""
+        ends = (graph.ended_by for graph in self.graphs)
+        return (*self.more_breaks, *(graph_break for graph_break in ends if graph_break is not None))
+
+    @property
+    def graph_before(self) -> str:
+        """Code of the captured graphs."""
+        return _joined([graph.before for graph in self.graphs])
+
+    @property
+    def graph_after(self) -> str:
+        """Code of the graphs that are compiled instead."""
+        return _joined([graph.after for graph in self.graphs])
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield self._summary()
+        for match in self.matches:
+            yield ""
+            yield from _match_lines(match)
+        if self.misses:
+            yield from ("", "left alone:")
+            for miss in self.misses:
+                yield from _wrapped(describe_miss(miss), first="  ", rest="      ")
+        if self.graph_breaks:
+            yield from ("", "graph breaks:")
+            for graph_break in self.graph_breaks:
+                place = graph_break.where or "(place unknown)"
+                code = f" `{graph_break.code}`" if graph_break.code else ""
+                yield from _wrapped(f"{place}{code}: {graph_break.reason}", first="  ", rest="      ")
+
+    def _summary(self) -> str:
+        matched, missed, graphs = len(self.matches), len(self.misses), len(self.graphs)
+        found = f"{_count(matched, 'MoE layer')} became mok.moe" if matched else "no MoE layer was rewritten"
+        left = f", {missed} left alone" if missed else ""
+        breaks = f", {_count(len(self.graph_breaks), 'graph break')}" if self.graph_breaks else ""
+        before = sum(graph.nodes_before for graph in self.graphs)
+        after = sum(graph.nodes_after for graph in self.graphs)
+        size = f"{before} nodes, now {after}" if matched else _count(before, "node")
+        return f"mokfx: {found}{left} ({_count(graphs, 'graph')}{breaks}; {size})"
+
+
+def _match_lines(match: Match) -> Iterator[str]:
+    code = f"  `{match.code}`" if match.code else ""
+    yield textwrap.shorten(f"{match.where}{code}", WIDTH, placeholder=" ...") if code else match.where
+    where = f"{match.ranks} ranks of group {match.group!r}" if match.group else "one rank"
+    rows = {
+        "router": match.router,
+        "dispatch": match.dispatch,
+        "experts": match.experts,
+        "combine": match.combine,
+        "shared": match.shared,
+        "capacity": match.capacity,
+        "ranks": where,
+        "sizes": f"tokens {match.tokens}, hidden {match.hidden}, intermediate {match.intermediate}, "
+        f"experts {match.num_experts}, top-k {match.top_k}",
+        "kept": ", ".join(match.kept),
+        "replaced": f"{_count(match.erased, 'node')} by `{match.node}`",
+    }
+    for label, text in rows.items():
+        if text:
+            yield from _wrapped(text, first=f"  {label:<{_LABEL}}", rest=" " * (_LABEL + 2))
+
+
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _joined(codes: list[str]) -> str:
+    if len(codes) == 1:
+        return codes[0]
+    return "\n\n".join(f"# graph {i + 1} of {len(codes)}\n{code}" for i, code in enumerate(codes))
+
+
+def readable(gm: GraphModule) -> str:
+    """The graph's code with dtypes and shapes, and nothing that differs between machines or runs.
+
+    Comments (they hold paths), blank lines, and the `x = None` by which generated code frees its variables
+    are left out: the text can be pinned in a test.
+    """
+    lines = gm.print_readable(print_output=False).splitlines()
+    kept = (_FREED.sub("", line).rstrip() for line in lines)
+    return "\n".join(line for line in kept if line and not line.lstrip().startswith("#"))
