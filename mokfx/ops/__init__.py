@@ -1,4 +1,4 @@
-"""The op `mok::moe` and its gradients. Importing this module registers them; schema.py documents every argument."""
+"""The op `mok::moe` and its gradients; schema.py documents every argument. Importing this registers them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The activations between an expert's two layers: value and derivative, elementwise in the accumulation dtype.
+"""The activations between an expert's two layers: value and derivative, elementwise and wide.
 
-A gated activation takes the rows of both halves of the first layer (gate, up); another one takes `up` alone and
-gets None for `gate`. Derivatives are those that torch's own functions have, also where a kink makes a choice.
+A gated activation takes the rows of both parts of the first layer, gate and up; any other takes `up` and gets
+None for `gate`. At a kink the derivative is the one that torch's own function has there.
 """
 
 from __future__ import annotations

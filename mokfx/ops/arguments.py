@@ -31,9 +31,9 @@ POSITIONAL = TENSORS[:6]
 
 @dataclass(frozen=True)
 class FeedForward:
-    """The weights of one two-layer network, apart whatever way they are stored: all of them are views.
+    """The weights of one two-layer network, apart however they are stored: all of them are views.
 
-    Shapes: `gate` (None if the activation is not gated) and `up` `[H, I]`, `down` `[I, H]`, biases `[I]`, `[H]`.
+    Shapes: `gate` (None if the activation is not gated) and `up` `[H, I]`, `down` `[I, H]`; biases are vectors.
     """
 
     gate: Tensor | None
@@ -48,7 +48,7 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of `mok::moe`, by their names in the schema (see schema.py), whose defaults these repeat."""
+    """The arguments of `mok::moe` under their names in schema.py, with the same defaults."""
 
     x: Tensor
     topk_ids: Tensor
@@ -89,7 +89,7 @@ class Call:
         return _count(self.w_down, matrix_dim=2)
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor that is present, in the order of `TENSORS`; that begins with x, topk_ids, topk_weights."""
+        """Every tensor that is present, in the order of `TENSORS`: x, topk_ids, topk_weights, ..."""
         flat: list[Tensor] = []
         for name in TENSORS:
             value = getattr(self, name)
@@ -100,7 +100,7 @@ class Call:
         return flat
 
     def with_tensors(self, flat: Iterable[Any]) -> Call:
-        """This call with the values of `flat`, tensors or stand-ins for them, where `tensors()` has its own."""
+        """This call with `flat`, tensors or stand-ins for them, in the places of `tensors()`."""
         values = iter(flat)
         changed: dict[str, Any] = {}
         for name in TENSORS:
@@ -113,7 +113,9 @@ class Call:
 
     def arguments(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Positional and keyword arguments that make this call of `mok::moe`."""
-        keywords = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in POSITIONAL}
+        keywords = {
+            field.name: getattr(self, field.name) for field in fields(self) if field.name not in POSITIONAL
+        }
         return tuple(getattr(self, name) for name in POSITIONAL), keywords
 
     def empty_gradients(self) -> Call:

@@ -1,7 +1,8 @@
-"""The autocast rule: under autocast a call runs in the autocast dtype, as the products that it replaces would.
+"""The autocast rule: under autocast a call runs in the autocast dtype, as the products it replaces would.
 
-x and all weights and biases of experts are cast; `topk_weights` stays, since a weighted sum is not an op that autocast
-lowers; float64 stays, as in torch's own rules. Only `mok::moe` has a rule: its backward gets what it saved.
+x and all weights and biases of experts are cast. `topk_weights` stays, since autocast lowers no weighted sum,
+and so does float64, as in torch's own rules. `mok::moe_backward` needs no rule: it gets the tensors that the
+forward ran on.
 """
 
 from __future__ import annotations

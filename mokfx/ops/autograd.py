@@ -21,7 +21,8 @@ class _Moe(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, keys: Keys, call: Call, *tensors: Tensor) -> Any:
-        ctx.call = call.with_tensors(range(len(tensors)))  # the tensors only as saved ones, so that hooks see them
+        # Tensors are kept only as saved ones, where hooks (checkpointing, offloading) see them.
+        ctx.call = call.with_tensors(range(len(tensors)))
         ctx.save_for_backward(*tensors)
         args, settings = call.arguments()
         return _below(keys, MOE, *args, **settings)

@@ -1,6 +1,6 @@
 """Argument checks: each error says what was found, what was expected, and of which argument.
 
-Sizes may be symbolic: comparing them then adds a guard (or, for a size that depends on data, a run-time check).
+Sizes may be symbolic: a comparison then adds a guard, or a run-time check if the size depends on data.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def check_gradient(grad_y: Tensor, call: Call) -> None:
     """`grad_y` has y's shape, dtype and device. Raises as `check`."""
     _check_shape(grad_y, "grad_y", (call.x.shape[0], call.x.shape[1]), "[T, H]")
     if grad_y.dtype != call.y_dtype:
-        raise TypeError(f"mok.moe_backward: grad_y has dtype {grad_y.dtype}, expected y's dtype {call.y_dtype}")
+        raise TypeError(
+            f"mok.moe_backward: grad_y has dtype {grad_y.dtype}, expected y's dtype {call.y_dtype}"
+        )
     if grad_y.device != call.x.device:
         raise ValueError(f"mok.moe_backward: grad_y is on {grad_y.device}, but x is on {call.x.device}")
 
@@ -102,15 +104,21 @@ def _check_tokens(call: Call) -> None:
         _check_dims(getattr(call, name), name, 2, "[T, k]")
     tokens, choices = call.x.shape[0], call.topk_ids.shape[1]
     if isinstance(choices, int) and choices == 0:
-        raise ValueError("mok.moe: topk_ids has shape [T, 0]; a token needs at least one choice (use -1 to drop it)")
+        raise ValueError(
+            "mok.moe: topk_ids has shape [T, 0]; a token needs at least one choice (use -1 to drop it)"
+        )
     _check_shape(call.topk_ids, "topk_ids", (tokens, choices), "[T, k] with x's T")
     _check_shape(call.topk_weights, "topk_weights", (tokens, choices), "[T, k], as topk_ids")
     if call.x.dtype not in DTYPES:
         raise TypeError(f"mok.moe: x has dtype {call.x.dtype}, expected {_names(DTYPES)}")
     if call.topk_ids.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"mok.moe: topk_ids has dtype {call.topk_ids.dtype}, expected torch.int32 or torch.int64")
+        raise TypeError(
+            f"mok.moe: topk_ids has dtype {call.topk_ids.dtype}, expected torch.int32 or torch.int64"
+        )
     if call.topk_weights.dtype not in DTYPES:
-        raise TypeError(f"mok.moe: topk_weights has dtype {call.topk_weights.dtype}, expected {_names(DTYPES)}")
+        raise TypeError(
+            f"mok.moe: topk_weights has dtype {call.topk_weights.dtype}, expected {_names(DTYPES)}"
+        )
 
 
 def _local_experts(call: Call) -> int:
@@ -119,8 +127,8 @@ def _local_experts(call: Call) -> int:
     ranks = group_size(call.group_name)
     if call.num_experts % ranks:
         raise ValueError(
-            f"mok.moe: num_experts is {call.num_experts}, which does not divide evenly among the {ranks} ranks "
-            f"of group {call.group_name!r}"
+            f"mok.moe: num_experts is {call.num_experts}, which does not divide evenly among the "
+            f"{ranks} ranks of group {call.group_name!r}"
         )
     return call.num_experts // ranks
 
@@ -130,7 +138,8 @@ def _check_given(call: Call) -> None:
     gated, fused = ACTIVATIONS[call.activation].gated, call.gate_up != "apart"
     if fused and not gated:
         raise ValueError(
-            f"mok.moe: activation {call.activation!r} has no gate, so gate_up must be 'apart', got {call.gate_up!r}"
+            f"mok.moe: activation {call.activation!r} has no gate, so gate_up must be 'apart', "
+            f"got {call.gate_up!r}"
         )
     kind = f"activation {call.activation!r} with gate_up={call.gate_up!r}"
     needed = {"w_gate": gated, "w_up": not fused, "w_down": True}
@@ -178,7 +187,9 @@ def _check_shared(call: Call, hidden: Size) -> None:
     width = down.shape[0]
     _check_shape(down, "shared_w_down", (width, hidden), "[S, H]")
     if up is None:
-        _check_shape(gate, "shared_w_gate", (hidden, 2 * width), "[H, 2S], gate and up fused, as shared_w_up is None")
+        _check_shape(
+            gate, "shared_w_gate", (hidden, 2 * width), "[H, 2S], gate and up fused, as shared_w_up is None"
+        )
     else:
         _check_shape(gate, "shared_w_gate", (hidden, width), "[H, S]")
         _check_shape(up, "shared_w_up", (hidden, width), "[H, S]")
@@ -193,7 +204,9 @@ def _check_dtypes_and_devices(call: Call) -> None:
             if tensor.device != call.x.device:
                 raise ValueError(f"mok.moe: {name} is on {tensor.device}, but x is on {call.x.device}")
             if name not in ("x", "topk_ids", "topk_weights") and tensor.dtype != call.x.dtype:
-                raise TypeError(f"mok.moe: {name} has dtype {tensor.dtype}, expected x's dtype {call.x.dtype}")
+                raise TypeError(
+                    f"mok.moe: {name} has dtype {tensor.dtype}, expected x's dtype {call.x.dtype}"
+                )
 
 
 def _check_dims(tensor: Tensor, name: str, dims: int, text: str) -> None:

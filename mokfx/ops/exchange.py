@@ -1,8 +1,8 @@
 """Slots travel to the rank that owns their expert, and back.
 
-An `Exchange` is made from one call's ids, by every rank of the group together; each of its methods is a collective that
-every rank must call, also one without tokens. A row's way is fixed: on the owner an expert's rows lie in
-(rank, slot) order, whatever the number of ranks, so its products and their sums have the same bits.
+Making an `Exchange` and calling its methods are collectives: every rank of the group does the same, also one
+without tokens. On the owner an expert's rows lie in (rank, slot) order. That is the same order for any number
+of ranks, and so are the bits of its products.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Exchange:
         """`_received[r][e]`: rows from rank r for local expert e."""
 
     def dispatch(self, rows: Tensor, of_slot: Tensor | None = None) -> list[Tensor]:
-        """Rows to their experts: for each local expert the rows of all ranks in (rank, slot) order, a fresh tensor.
+        """Rows to their experts: for each local expert all ranks' rows in (rank, slot) order, a new tensor.
 
         Args:
             rows: `[n, ...]`, a row for each slot, or any number of rows that `of_slot` `[n]` chooses from.

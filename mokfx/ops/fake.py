@@ -1,4 +1,4 @@
-"""Shapes, dtypes and strides of the ops' outputs, for tracing. The arguments are checked here as at run time."""
+"""Shapes, dtypes and strides of the ops' outputs for tracing, which checks the arguments as a run does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One two-layer network on its rows: forward, and the gradients written out.
 
-Rows and weights are of the input dtype. Operands of a product are widened, so that a product is exact in its
-inputs and accumulates in the wide dtype on every device; `rounded` marks where a value is cut to the input dtype.
+Rows and weights are of the input dtype. A product's operands are widened, so that it accumulates in the wide
+dtype, and is not rounded, on every device; `rounded` marks where a value is cut to the input dtype.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Providers: the implementations of the op, and which of them runs a call.
 
-The choice is a setting of the process, not of a call site: `set_provider("reference")`, or `with
-use_provider("reference"):` for a part of a program. "auto", the default, means `reference` on the CPU, and on any other device the
-first fused provider that supports the call. It is read when the op runs, so it holds for compiled code too.
+The choice is a setting of the process, not of a call site: `set_provider("reference")`, or for a part of a
+program `with use_provider("reference"):`. "auto", the default, means `reference` on the CPU and, on any other
+device, the first fused provider that supports the call. The setting is read when the op runs, so it holds for
+compiled code too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Provider:
-    """An implementation of `mok::moe` and `mok::moe_backward`; both functions get calls that passed `check`."""
+    """An implementation of `mok::moe` and `mok::moe_backward`; its calls passed `check`."""
 
     name: str
     forward: Callable[[Call], Tensor]
@@ -79,7 +80,7 @@ def get_provider() -> str:
 
 @contextmanager
 def use_provider(name: str) -> Iterator[None]:
-    """`set_provider(name)` for the body of a with statement. A backward that runs after it uses the old setting."""
+    """`set_provider(name)` for the body of a with statement; a backward that runs later is outside of it."""
     before = _requested
     set_provider(name)
     try:
@@ -96,8 +97,8 @@ def select(call: Call, requested: str | None = None) -> Provider:
 
     Raises:
         ValueError: no provider has the requested name.
-        RuntimeError: the requested provider does not support the call, or "auto" finds none that does; the message
-            names each provider's reason.
+        RuntimeError: the requested provider does not support the call, or "auto" finds none that does; the
+            message names each provider's reason.
     """
     found = _select(call, _requested if requested is None else requested)
     if isinstance(found, str):
@@ -137,5 +138,7 @@ def _select(call: Call, requested: str) -> Provider | str:
 
 def _named(name: str) -> Provider:
     if name not in _providers:
-        raise ValueError(f"mok.moe: unknown provider {name!r}; it must be one of {', '.join([AUTO, *_providers])}")
+        raise ValueError(
+            f"mok.moe: unknown provider {name!r}; it must be one of {', '.join([AUTO, *_providers])}"
+        )
     return _providers[name]

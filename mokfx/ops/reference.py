@@ -60,7 +60,9 @@ def backward(grad_y: Tensor, call: Call) -> list[Tensor]:
     d_y = sent.exchange.dispatch(grad_y, sent.token)
     d_rows, d_weights = [], []
     for index, rows in enumerate(sent.rows):
-        d_x, d_weight = _expert_backward(call, gradients, index, rows, at_expert[index], d_y[index].to(call.wide))
+        d_x, d_weight = _expert_backward(
+            call, gradients, index, rows, at_expert[index], d_y[index].to(call.wide)
+        )
         d_rows.append(d_x.to(call.x.dtype))
         d_weights.append(d_weight)
     d_x = _sum_choices(sent.exchange.combine(d_rows).to(call.wide), call)
@@ -93,7 +95,7 @@ def _expert_forward(
 def _expert_backward(
     call: Call, gradients: Call, index: int, rows: Tensor, weight: Tensor, d_y: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Fills the expert's weight gradients; returns, both wide, those of its rows of x and of their weights."""
+    """Fills the expert's weight gradients; returns those of its rows of x and of their weights, both wide."""
     dtype, expert = call.x.dtype, call.expert(index)
     output, trace = _expert_forward(call, index, rows, weight)
     hidden_weight = weight if call.weight_on == "hidden" else None

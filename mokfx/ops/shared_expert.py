@@ -1,8 +1,8 @@
 """The shared expert of the reference: every token passes through it, on its own rank.
 
-How tokens are divided among ranks must not change a token's bits, and a CPU product may round a row differently by
-how many rows there are and, for widths that are not multiples of 4, by where the row lies. So rows go through in
-blocks of one size, and widths are padded with zeros, which change no sum.
+How tokens are divided among ranks must not change a token's bits, but a CPU product may round a row
+differently with the number of rows and, for widths that are no multiples of 4, with the row's place. So rows
+go through in blocks of one size, and widths are padded with zeros, which change no sum.
 """
 
 from __future__ import annotations
