@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ POSITIONAL = TENSORS[:6]
 class FeedForward:
     """The weights of one two-layer network, apart however they are stored: all of them are views.
 
-    Shapes: `gate` (None if the activation is not gated) and `up` `[H, I]`, `down` `[I, H]`; biases are vectors.
+    `gate` (None if the activation has none) and `up` are `[H, I]`, `down` is `[I, H]`, biases are vectors.
     """
 
     gate: Tensor | None
@@ -111,7 +111,7 @@ class Call:
                 changed[name] = next(values)
         return replace(self, **changed)
 
-    def arguments(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments that make this call of `mok::moe`."""
         keywords = {
             field.name: getattr(self, field.name) for field in fields(self) if field.name not in POSITIONAL

@@ -13,9 +13,10 @@ def kept_ids(call: Call) -> Tensor:
     ids = call.topk_ids.long()
     if call.capacity is None:
         return ids
-    in_order = ids.t() if call.capacity_order == "choice" else ids
-    kept = torch.where(_rank_in_expert(in_order.reshape(-1)) < call.capacity, in_order.reshape(-1), -1)
-    return kept.view(ids.shape[1], ids.shape[0]).t() if call.capacity_order == "choice" else kept.view_as(ids)
+    by_choice = call.capacity_order == "choice"
+    in_order = ids.t().flatten() if by_choice else ids.flatten()
+    kept = in_order.masked_fill(torch.ge(_rank_in_expert(in_order), int(call.capacity)), -1)
+    return kept.view(ids.shape[1], ids.shape[0]).t() if by_choice else kept.view(ids.shape)
 
 
 def _rank_in_expert(ids: Tensor) -> Tensor:

@@ -169,7 +169,9 @@ def _check_layer(
             _equal(tensor.shape[dim - dims], size, lambda: _layer_text(name, found, whole, expected))
 
 
-def _layer_text(name: str, found: list[list[Size]], whole: str, sizes: Sequence[Size] | None = None) -> str:
+def _layer_text(
+    name: str, found: Sequence[Sequence[Size]], whole: str, sizes: Sequence[Size] | None = None
+) -> str:
     have = f"shape {found[0]}" if len(found) == 1 else f"{len(found)} tensors of shapes {_some(found)}"
     want = "" if sizes is None else f" = {list(sizes)}"
     return f"mok.moe: {name} is {have}; num_experts and the group need {whole}{want}"
@@ -232,5 +234,5 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
     return " or ".join([", ".join(str(dtype) for dtype in dtypes[:-1]), str(dtypes[-1])])
 
 
-def _some(items: list[Any]) -> str:
+def _some(items: Sequence[Any]) -> str:
     return ", ".join(str(item) for item in items[:3]) + (", ..." if len(items) > 3 else "")

@@ -7,6 +7,7 @@ of ranks, and so are the bits of its products.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -21,10 +22,9 @@ def resolve_group(group_name: str) -> Any:
         ValueError: no group of that name is registered in this process.
     """
     if dist.is_available():
-        from torch.distributed.distributed_c10d import _resolve_process_group
-
+        c10d: Any = dist.distributed_c10d  # untyped: the types of group names differ between torch releases
         try:
-            return _resolve_process_group(group_name)  # type: ignore[arg-type]
+            return c10d._resolve_process_group(group_name)
         except (RuntimeError, ValueError, LookupError):
             pass
     raise ValueError(
@@ -88,7 +88,7 @@ class Exchange:
         if self._group is None:
             return rows
         # As bytes: backends differ in which float dtypes they take.
-        flat = rows.contiguous().view(rows.shape[0], -1).view(torch.uint8)
+        flat = rows.contiguous().view(rows.shape[0], prod(rows.shape[1:])).view(torch.uint8)
         arrived = flat.new_empty(sum(received), flat.shape[1])
         dist.all_to_all_single(arrived, flat, received, sent, group=self._group)
         return arrived.view(rows.dtype).view(sum(received), *rows.shape[1:])

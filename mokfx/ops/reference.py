@@ -113,7 +113,7 @@ def _expert_backward(
 def _sum_choices(slots: Tensor, call: Call) -> Tensor:
     """`[n, H]` by slot to `[T, H]`, added in choice order."""
     tokens, choices = call.topk_ids.shape
-    by_choice = slots.view(tokens, choices, -1)
+    by_choice = slots.view(tokens, choices, slots.shape[1])
     total = by_choice[:, 0]
     for choice in range(1, choices):
         total = total + by_choice[:, choice]

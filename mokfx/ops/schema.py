@@ -15,7 +15,7 @@ topk_weights
 w_gate, w_up
     First layer of this rank's experts, used as `x @ w`: one stacked tensor `[E/R, H, I]` or E/R matrices
     `[H, I]`, of x's dtype and any strides (a transposed view is the normal case). `w_gate` is [] if the
-    activation is not gated. `w_up` is [] if `gate_up` says that both are in `w_gate`, which then has 2I columns.
+    activation is not gated. `w_up` is [] if `gate_up` says that both are in `w_gate`, of 2I columns.
 w_down
     Second layer: one stacked tensor `[E/R, I, H]` or E/R matrices `[I, H]`.
 b_gate, b_up, b_down
