@@ -1,4 +1,4 @@
-"""One all-to-all of rows, as people call it: `form(x, out_splits, in_splits, group)`, splits None when equal."""
+"""One all-to-all of rows, as people call it: `form(x, out_splits, in_splits, group)`; None when equal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
 Splits = list[int] | None
+Group = dist.ProcessGroup
 
 
-def plain(x: Tensor, out_splits: Splits, in_splits: Splits, group: dist.ProcessGroup) -> Tensor:
+def plain(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
     """Eager autograd does not see through this one: training with it in eager loses gradients."""
     rows = x.shape[0] if out_splits is None else sum(out_splits)
     out = x.new_empty((rows, *x.shape[1:]))
@@ -21,7 +22,7 @@ def plain(x: Tensor, out_splits: Splits, in_splits: Splits, group: dist.ProcessG
     return out
 
 
-def plain_keywords(x: Tensor, out_splits: Splits, in_splits: Splits, group: dist.ProcessGroup) -> Tensor:
+def plain_keywords(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
     if out_splits is None:
         out = torch.empty_like(x)
         dist.all_to_all_single(output=out, input=x, group=group)
@@ -33,16 +34,16 @@ def plain_keywords(x: Tensor, out_splits: Splits, in_splits: Splits, group: dist
     return out
 
 
-def functional(x: Tensor, out_splits: Splits, in_splits: Splits, group: dist.ProcessGroup) -> Tensor:
+def functional(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
     return funcol.wait_tensor(funcol.all_to_all_single(x, out_splits, in_splits, group))
 
 
-def functional_unwaited(x: Tensor, out_splits: Splits, in_splits: Splits, group: dist.ProcessGroup) -> Tensor:
+def functional_unwaited(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
     """The wait is left to the first use."""
     return funcol.all_to_all_single(x, out_splits, in_splits, group)
 
 
-def functional_autograd(x: Tensor, out_splits: Splits, in_splits: Splits, group: dist.ProcessGroup) -> Tensor:
+def functional_autograd(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
     return funcol.all_to_all_single_autograd(x, out_splits, in_splits, group)
 
 
@@ -50,7 +51,7 @@ class _Mirror(torch.autograd.Function):
     """The backward written out."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, out_splits: Splits, in_splits: Splits, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
         ctx.out_splits, ctx.in_splits, ctx.group = out_splits, in_splits, group
         return plain(x, out_splits, in_splits, group)
 
@@ -63,7 +64,7 @@ class _Recursive(torch.autograd.Function):
     """The backward is the same Function with the splits exchanged (Megatron, DeepSpeed)."""
 
     @staticmethod
-    def forward(ctx: Any, group: dist.ProcessGroup, x: Tensor, out_splits: Splits, in_splits: Splits) -> Tensor:
+    def forward(ctx: Any, group: Group, x: Tensor, out_splits: Splits, in_splits: Splits) -> Tensor:
         ctx.group = group
         ctx.out_splits = out_splits
         ctx.in_splits = in_splits
@@ -86,7 +87,7 @@ class _Functional(torch.autograd.Function):
     """Functional collectives inside, the context set apart."""
 
     @staticmethod
-    def forward(x: Tensor, out_splits: Splits, in_splits: Splits, group: dist.ProcessGroup) -> Tensor:
+    def forward(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
         return funcol.wait_tensor(funcol.all_to_all_single(x, out_splits, in_splits, group))
 
     @staticmethod
@@ -99,19 +100,19 @@ class _Functional(torch.autograd.Function):
         return funcol.wait_tensor(back), None, None, None
 
 
-def function_mirror(x: Tensor, out_splits: Splits, in_splits: Splits, group: dist.ProcessGroup) -> Tensor:
+def function_mirror(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
     return _Mirror.apply(x, out_splits, in_splits, group)
 
 
-def function_recursive(x: Tensor, out_splits: Splits, in_splits: Splits, group: dist.ProcessGroup) -> Tensor:
+def function_recursive(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
     return _Recursive.apply(group, x, out_splits, in_splits)
 
 
-def function_functional(x: Tensor, out_splits: Splits, in_splits: Splits, group: dist.ProcessGroup) -> Tensor:
+def function_functional(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
     return _Functional.apply(x, out_splits, in_splits, group)
 
 
-def listed(x: Tensor, out_splits: Splits, in_splits: Splits, group: dist.ProcessGroup) -> Tensor:
+def listed(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
     """The list form: a tensor from and to each rank."""
     out = torch.empty_like(x) if out_splits is None else x.new_empty((sum(out_splits), *x.shape[1:]))
     ranks = dist.get_world_size(group)
@@ -121,11 +122,18 @@ def listed(x: Tensor, out_splits: Splits, in_splits: Splits, group: dist.Process
     return out
 
 
-EXCHANGES: dict[str, Callable[[Tensor, Splits, Splits, dist.ProcessGroup], Tensor]] = {
+EXCHANGES: dict[str, Callable[[Tensor, Splits, Splits, Group], Tensor]] = {
     f.__name__: f
     for f in (
-        plain, plain_keywords, functional, functional_unwaited, functional_autograd,
-        function_mirror, function_recursive, function_functional, listed,
+        plain,
+        plain_keywords,
+        functional,
+        functional_unwaited,
+        functional_autograd,
+        function_mirror,
+        function_recursive,
+        function_functional,
+        listed,
     )
 }
 CUT_IN_EAGER = {"plain", "plain_keywords", "listed"}

@@ -59,8 +59,15 @@ def by_row_scatter(out: Tensor, order: Tensor) -> Tensor:
 UNSORT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     f.__name__: f
     for f in (
-        by_argsort, by_torch_argsort, by_scatter, by_setitem, by_row_setitem, by_row_zeros_setitem,
-        by_index_copy, by_index_put, by_row_scatter,
+        by_argsort,
+        by_torch_argsort,
+        by_scatter,
+        by_setitem,
+        by_row_setitem,
+        by_row_zeros_setitem,
+        by_index_copy,
+        by_index_put,
+        by_row_scatter,
     )
 }
 
@@ -90,7 +97,7 @@ def bmm(slots: Tensor, weights: Tensor) -> Tensor:
 
 
 def matmul(slots: Tensor, weights: Tensor) -> Tensor:
-    return (weights.unsqueeze(-2) @ slots).reshape(slots.shape[0], -1)
+    return (weights.unsqueeze(-2) @ slots).squeeze(1)
 
 
 def add_choices(slots: Tensor, weights: Tensor) -> Tensor:
@@ -137,7 +144,15 @@ ACCUMULATE: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
 
 
 def combine(
-    unsort: str, finish: str, out: Tensor, order: Tensor, weights: Tensor | None, tokens: int, k: int, by_choice: bool
+    unsort: str,
+    finish: str,
+    out: Tensor,
+    order: Tensor,
+    weights: Tensor | None,
+    tokens: int,
+    k: int,
+    *,
+    by_choice: bool,
 ) -> Tensor:
     """Sorted outputs to tokens [T, H], by the two named choices."""
     if finish in ACCUMULATE:
@@ -146,10 +161,11 @@ def combine(
             out = (out * flat[order].unsqueeze(-1)).to(out.dtype)
         return ACCUMULATE[finish](out, order % tokens if by_choice else order // k, tokens)
     slots = UNSORT[unsort](out, order)
-    if by_choice:
-        slots = slots.view(k, tokens, -1).transpose(0, 1)
-    else:
-        slots = slots.view(tokens, k, -1)
+    slots = (
+        slots.view(k, tokens, out.shape[-1]).transpose(0, 1)
+        if by_choice
+        else slots.view(tokens, k, out.shape[-1])
+    )
     if weights is None:
         return slots.sum(dim=1)
     if finish in ("einsum", "bmm", "matmul"):  # these want one dtype

@@ -1,4 +1,4 @@
-"""Dispatch: flatten the ids [T, k] to slots, sort them by expert, fetch each slot's token, count each expert's slots.
+"""Dispatch: flatten ids [T, k] to slots, sort by expert, fetch each slot's token, count each expert's slots.
 
 Slots are numbered `token * k + choice` ("token" order) or `choice * T + token` ("choice" order).
 """
@@ -99,11 +99,12 @@ COUNTS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "histc": lambda ids, e: torch.histc(ids.float().view(-1), bins=e, min=0, max=e - 1).to(torch.int64),
     "one_hot_sum": lambda ids, e: F.one_hot(ids.reshape(-1), num_classes=e).sum(0),
     "one_hot_sum2": lambda ids, e: F.one_hot(ids, e).sum(dim=(0, 1)),
-    "scatter_add": lambda ids, e: (
-        torch.zeros(e, dtype=torch.int64, device=ids.device)
-        .scatter_add_(0, ids.reshape(-1), torch.ones_like(ids.reshape(-1)))
+    "scatter_add": lambda ids, e: torch.zeros(e, dtype=torch.int64, device=ids.device).scatter_add_(
+        0, ids.reshape(-1), torch.ones_like(ids.reshape(-1))
     ),
-    "index_add": lambda ids, e: ids.new_zeros(e).index_add_(0, ids.reshape(-1), torch.ones_like(ids.reshape(-1))),
+    "index_add": lambda ids, e: ids.new_zeros(e).index_add_(
+        0, ids.reshape(-1), torch.ones_like(ids).reshape(-1)
+    ),
     "scatter_sum": lambda ids, e: ids.new_zeros((ids.shape[0], e)).scatter_(1, ids, 1).sum(0),
     "equals_sum": lambda ids, e: (ids.reshape(-1, 1) == torch.arange(e, device=ids.device)).sum(0),
     "equals_sum2": lambda ids, e: ids.unsqueeze(-1).eq(torch.arange(e, device=ids.device)).sum(dim=[0, 1]),

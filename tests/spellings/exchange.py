@@ -1,5 +1,5 @@
-"""Expert parallelism: slots sorted by expert go to the ranks that own the experts, are regrouped by local expert,
-and come back the same way. Experts lie in blocks: expert e belongs to rank e // (E / R)."""
+"""Expert parallelism: slots sorted by expert go to the ranks that own the experts, are regrouped by local
+expert, and come back the same way. Experts lie in blocks: expert e belongs to rank e // (E / R)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def group_argsort_sized(rows: Tensor, counts: Tensor) -> tuple[Tensor, Any]:
 
 
 def group_index(rows: Tensor, counts: Tensor) -> tuple[Tensor, Any]:
-    """Where each block (expert, rank) starts among the received rows, then a running number inside the block."""
+    """Where each block (expert, rank) starts among the received rows, and a running number inside it."""
     flat = counts.reshape(-1)
     starts = (flat.cumsum(0) - flat).view(counts.shape).t().reshape(-1)
     sizes = counts.t().reshape(-1)
@@ -135,8 +135,16 @@ IDS_SENT = ("ids_sent", "ids_sent_modulo")
 
 
 def send(
-    rows: Tensor, weight: Tensor | None, sorted_ids: Tensor, counts: Tensor, *, form: str, count_exchange: str,
-    splits: str, regroup: str, group: dist.ProcessGroup,
+    rows: Tensor,
+    weight: Tensor | None,
+    sorted_ids: Tensor,
+    counts: Tensor,
+    *,
+    form: str,
+    count_exchange: str,
+    splits: str,
+    regroup: str,
+    group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor | None, Sent]:
     """Sorted rows [n, H] (and their weights [n, 1]) to rows by local expert [m, H] (and weights [m, 1])."""
     exchange, ranks = EXCHANGES[form], dist.get_world_size(group)
@@ -159,7 +167,8 @@ def send(
     if arrived_weight is not None:
         arrived_weight = (
             REGROUP[regroup][0](arrived_weight, received)[0]
-            if regroup == "split_cat" else arrived_weight[order]
+            if regroup == "split_cat"
+            else arrived_weight[order]
         )
     return grouped, arrived_weight, Sent(in_splits, out_splits, local_counts, order)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,20 +11,42 @@ from torch import Tensor, nn
 
 from .networks import GATED, INTERLEAVED, SPLIT, UNGATED
 
+Project = Callable[[str, Tensor], Tensor]
+Product = Callable[[Tensor, Tensor], Tensor]
+
 
 class Experts(nn.Module):
-    """The parameters of `count` local experts, stored as a spelling wants them, and the network over them.
+    """The parameters of a rank's `count` experts, stored as a spelling wants them, and the network over them.
 
-    layout: "apart" | "gate_up" | "up_gate" | "interleaved"; storage: "in_out" (x @ w) | "out_in" (F.linear);
-    listed: an `nn.ModuleList` of `nn.Linear`s a projection, rather than one stacked tensor.
+    fused: "apart", or how a fused product is split (networks.SPLIT); storage: "in_out" (x @ w) or
+    "out_in" (F.linear); listed: a projection is an `nn.ModuleList` of `nn.Linear`s, not one stacked tensor.
     """
 
     def __init__(
-        self, count: int, hidden: int, intermediate: int, *, act: str, fused: str, up_first: bool, storage: str,
-        bias: bool, listed: bool, products: str, dtype: torch.dtype,
+        self,
+        count: int,
+        hidden: int,
+        intermediate: int,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        act: str,
+        fused: str,
+        up_first: bool,
+        storage: str,
+        bias: bool,
+        listed: bool,
+        products: str,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.count, self.gated, self.split, self.up_first = count, act in GATED, fused, up_first
+        self.count, self.act, self.gated, self.split, self.up_first = (
+            count,
+            act,
+            act in GATED,
+            fused,
+            up_first,
+        )
         self.activation = GATED[act][1] if self.gated else None
         self.activation1 = None if self.gated else UNGATED[act][1]
         self.storage, self.listed, self.products = storage, listed, PRODUCTS[products]
@@ -34,20 +57,24 @@ class Experts(nn.Module):
         for name in self.names:
             i, o = sizes[name]
             if listed:
-                self.add_module(name, nn.ModuleList(nn.Linear(i, o, bias=bias, dtype=dtype) for _ in range(count)))
+                linears = nn.ModuleList(nn.Linear(i, o, bias=bias, dtype=dtype) for _ in range(ranks * count))
+                self.add_module(name, linears[rank * count : (rank + 1) * count])
                 continue
-            shape = (count, i, o) if storage == "in_out" else (count, o, i)
-            self.register_parameter(name, nn.Parameter(torch.randn(shape, dtype=dtype) / i**0.5))
+            # Drawn for all ranks, then cut: the ranks' layers are one layer's, from one seed.
+            shape = (ranks, count, i, o) if storage == "in_out" else (ranks, count, o, i)
+            everybody = torch.randn(shape, dtype=dtype) / i**0.5
+            self.register_parameter(name, nn.Parameter(everybody[rank].clone()))
             if bias:
-                self.register_parameter(name + "_bias", nn.Parameter(torch.randn(count, o, dtype=dtype) / 4))
+                everybody = torch.randn(ranks, count, o, dtype=dtype) / 4
+                self.register_parameter(name + "_bias", nn.Parameter(everybody[rank].clone()))
 
     def weight(self, name: str) -> Tensor:
         """The stacked weight of a projection as [count, in, out], as every grouped product wants it."""
         w = getattr(self, name)
         return w if self.storage == "in_out" else w.transpose(1, 2)
 
-    def network(self, rows: Tensor, project: Callable[[str, Tensor], Tensor], weight: Tensor | None) -> Tensor:
-        """One expert network, with its products done by `project(name, rows)`; `weight` [n, 1] scales the hidden."""
+    def network(self, rows: Tensor, project: Project, weight: Tensor | None) -> Tensor:
+        """One network, its products done by `project(name, rows)`; `weight` [n, 1] scales the hidden."""
         if not self.gated:
             h = self.activation1(project("up", rows))
         else:
@@ -61,6 +88,16 @@ class Experts(nn.Module):
         if weight is not None:
             h = (h * weight).to(rows.dtype)
         return project("down", h)
+
+    def one(self, e: Any, rows: Tensor) -> Tensor:
+        """Expert `e` alone, on its own rows."""
+        return self.network(rows, _one(self, e), None)
+
+    def batched(self, buckets: Tensor, products: str) -> Tensor:
+        """Buckets [count, C, H], one an expert, to the same shape."""
+        if products in LOOPS:
+            return torch.stack([self.one(e, bucket) for e, bucket in enumerate(buckets.unbind(0))])
+        return self.network(buckets, _batched(self, BATCHED[products]), None)
 
     def forward(self, rows: Tensor, counts: Tensor, weight: Tensor | None = None) -> Tensor:
         return self.products(self, rows, counts, weight)
@@ -90,9 +127,13 @@ def functional_grouped_mm(m: Experts, rows: Tensor, counts: Tensor, weight: Tens
 
 
 def _padded(
-    m: Experts, rows: Tensor, counts: Tensor, weight: Tensor | None, product: Callable[[Tensor, Tensor], Tensor]
+    m: Experts,
+    rows: Tensor,
+    counts: Tensor,
+    weight: Tensor | None,
+    product: Product,
 ) -> Tensor:
-    """Rows into [count, n, H] by their place in their group, one batched product a projection, and out again."""
+    """Rows into [count, n, H] by their place in their group, batched products, and out again."""
     n = rows.shape[0]
     expert = torch.repeat_interleave(torch.arange(m.count, device=rows.device), counts, output_size=n)
     starts = counts.cumsum(0) - counts
@@ -104,29 +145,43 @@ def _padded(
         padded_weight[expert, place] = weight
         weight = padded_weight
 
+    return m.network(padded, _batched(m, product), weight)[expert, place]
+
+
+def _batched(m: Experts, product: Product) -> Project:
+    """The products of all experts at once, on [count, rows, in]."""
+
     def project(name: str, r: Tensor) -> Tensor:
         out = product(r, m.weight(name))
         bias = getattr(m, name + "_bias", None)
         return out if bias is None else out + bias.unsqueeze(1)
 
-    return m.network(padded, project, weight)[expert, place]
+    return project
+
+
+BATCHED: dict[str, Product] = {
+    "padded_bmm": torch.bmm,
+    "padded_matmul": lambda r, w: r @ w,
+    "padded_einsum": lambda r, w: torch.einsum("enh,ehi->eni", r, w),
+}
 
 
 def padded_bmm(m: Experts, rows: Tensor, counts: Tensor, weight: Tensor | None) -> Tensor:
-    return _padded(m, rows, counts, weight, torch.bmm)
+    return _padded(m, rows, counts, weight, BATCHED["padded_bmm"])
 
 
 def padded_matmul(m: Experts, rows: Tensor, counts: Tensor, weight: Tensor | None) -> Tensor:
-    return _padded(m, rows, counts, weight, lambda r, w: r @ w)
+    return _padded(m, rows, counts, weight, BATCHED["padded_matmul"])
 
 
 def padded_einsum(m: Experts, rows: Tensor, counts: Tensor, weight: Tensor | None) -> Tensor:
-    return _padded(m, rows, counts, weight, lambda r, w: torch.einsum("enh,ehi->eni", r, w))
+    return _padded(m, rows, counts, weight, BATCHED["padded_einsum"])
 
 
 def gathered(m: Experts, rows: Tensor, counts: Tensor, weight: Tensor | None) -> Tensor:
     """Every row brings its own copy of its expert's weights."""
-    expert = torch.repeat_interleave(torch.arange(m.count, device=rows.device), counts, output_size=rows.shape[0])
+    local = torch.arange(m.count, device=rows.device)
+    expert = local.repeat_interleave(counts, output_size=rows.shape[0])
 
     def project(name: str, r: Tensor) -> Tensor:
         out = torch.bmm(r.unsqueeze(1), m.weight(name)[expert]).squeeze(1)
@@ -136,7 +191,7 @@ def gathered(m: Experts, rows: Tensor, counts: Tensor, weight: Tensor | None) ->
     return m.network(rows, project, weight)
 
 
-def _one(m: Experts, e: int) -> Callable[[str, Tensor], Tensor]:
+def _one(m: Experts, e: Any) -> Project:
     """The products of expert `e` alone, as a loop over experts writes them."""
 
     def project(name: str, r: Tensor) -> Tensor:
@@ -186,8 +241,15 @@ def loop_offsets(m: Experts, rows: Tensor, counts: Tensor, weight: Tensor | None
 PRODUCTS: dict[str, Callable[[Experts, Tensor, Tensor, Tensor | None], Tensor]] = {
     f.__name__: f
     for f in (
-        grouped_mm, functional_grouped_mm, padded_bmm, padded_matmul, padded_einsum, gathered,
-        loop_split, loop_slices, loop_offsets,
+        grouped_mm,
+        functional_grouped_mm,
+        padded_bmm,
+        padded_matmul,
+        padded_einsum,
+        gathered,
+        loop_split,
+        loop_slices,
+        loop_offsets,
     )
 }
 GROUPED = {"grouped_mm", "functional_grouped_mm"}

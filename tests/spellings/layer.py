@@ -25,16 +25,35 @@ class MoE(nn.Module):
     Returns y like x, or (y, one more value) as `spelling.outputs` says.
     """
 
-    def __init__(self, spelling: Spelling, sizes: Sizes, group: dist.ProcessGroup | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        spelling: Spelling,
+        sizes: Sizes,
+        group: dist.ProcessGroup | None,
+        dtype: torch.dtype,
+        rank: int,
+        ranks: int,
+    ) -> None:
         super().__init__()
         s = self.spelling = spelling
         self.sizes, self.group, self.dtype = sizes, group, dtype
-        self.ranks = dist.get_world_size(group) if s.exchange else 1
+        self.rank, self.ranks = rank, ranks
         self.experts, self.top_k = sizes.experts, s.top_k(sizes)
         self.router = Router(sizes.hidden, sizes.experts, self.top_k, s.router, dtype)
         self.ffn = Experts(
-            sizes.experts // self.ranks, sizes.hidden, sizes.intermediate, act=s.act, fused=s.fused,
-            up_first=s.up_first, storage=s.storage, bias=s.bias, listed=s.listed, products=s.products, dtype=dtype,
+            sizes.experts // self.ranks,
+            sizes.hidden,
+            sizes.intermediate,
+            rank=self.rank,
+            ranks=self.ranks,
+            act=s.act,
+            fused=s.fused,
+            up_first=s.up_first,
+            storage=s.storage,
+            bias=s.bias,
+            listed=s.listed,
+            products=s.products,
+            dtype=dtype,
         )
         self.shared = Shared(sizes.hidden, sizes.shared, s.shared, dtype) if s.shared else None
 
@@ -72,8 +91,15 @@ class MoE(nn.Module):
                 rows, weight = (rows * weight).to(x.dtype), None
         if s.exchange:
             rows, weight, sent = exchange.send(
-                rows, weight, flat[order], counts, form=s.exchange, count_exchange=s.count_exchange,
-                splits=s.splits, regroup=s.regroup, group=self.group,
+                rows,
+                weight,
+                flat[order],
+                counts,
+                form=s.exchange,
+                count_exchange=s.count_exchange,
+                splits=s.splits,
+                regroup=s.regroup,
+                group=self.group,
             )
             counts = sent.counts
         if weight is not None and s.weight_on == "input":
@@ -84,7 +110,14 @@ class MoE(nn.Module):
         if s.exchange:
             out = exchange.send_back(out, sent, form=s.exchange, regroup=s.regroup, group=self.group)
         return combine(
-            s.unsort, s.reduce, out, order, None if early else routed.weights, x.shape[0], k, s.by_choice
+            s.unsort,
+            s.reduce,
+            out,
+            order,
+            None if early else routed.weights,
+            x.shape[0],
+            k,
+            by_choice=s.by_choice,
         )
 
     def outputs(self, y: Tensor, routed: Routed) -> Any:
@@ -110,18 +143,30 @@ class MoE(nn.Module):
 
 
 def build(
-    spelling: Spelling, sizes: Sizes | None = None, group: dist.ProcessGroup | None = None,
-    dtype: torch.dtype = torch.float64, seed: int = 0,
+    spelling: Spelling,
+    sizes: Sizes | None = None,
+    group: dist.ProcessGroup | None = None,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    rank: int | None = None,
+    ranks: int | None = None,
 ) -> MoE:
-    """The layer that `spelling` describes, with weights from `seed` (each rank should use its own).
+    """The layer that `spelling` describes, with weights from `seed`.
+
+    The ranks of a group get the router of that seed and their blocks of its experts (`rank` and `ranks` build
+    another rank's layer, whose parameters a test may want to know).
 
     Raises:
         ValueError: the choices cannot be combined (`Spelling.problem` says why), or a group is missing.
     """
     if (problem := spelling.problem()) is not None:
         raise ValueError(f"{spelling.id}: {problem}")
-    if spelling.exchange and group is None:
+    if not spelling.exchange:
+        rank, ranks = 0, 1
+    elif group is None and ranks is None:
         raise ValueError(f"{spelling.id} exchanges, so it needs a process group")
+    rank = dist.get_rank(group) if rank is None else rank
+    ranks = dist.get_world_size(group) if ranks is None else ranks
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return MoE(spelling, sizes or Sizes(), group, dtype)
+        return MoE(spelling, sizes or Sizes(), group, dtype, rank, ranks)

@@ -1,4 +1,4 @@
-"""What one expert computes between its products: the activation of gate and up, and how a fused product is split."""
+"""What an expert computes between its products: how a fused product is split, and the activation."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ SPLIT: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "unflatten": lambda p: p.unflatten(-1, (2, -1)).unbind(-2),
     "narrow": lambda p: (p.narrow(-1, 0, p.shape[-1] // 2), p.narrow(-1, p.shape[-1] // 2, p.shape[-1] // 2)),
     "interleaved": lambda p: (p[..., ::2], p[..., 1::2]),
-    "interleaved_view": lambda p: p.view(p.shape[0], -1, 2).unbind(-1),
+    "interleaved_view": lambda p: p.unflatten(-1, (-1, 2)).unbind(-1),
 }
 """A fused product [n, 2 * I] to its two halves."""
 INTERLEAVED = {"interleaved", "interleaved_view"}

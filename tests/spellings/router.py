@@ -184,9 +184,22 @@ def wide(x: Tensor) -> torch.dtype:
 ROUTERS: dict[str, Callable[[Router, Tensor, Tensor], Routed]] = {
     f.__name__: f
     for f in (
-        softmax_topk, softmax_topk_renormalised, softmax_topk_divided, softmax_topk_scaled, topk_softmax,
-        topk_sigmoid, sigmoid_topk, bias_corrected, group_limited, wide_router, one_hot_aux, z_loss,
-        switch_max, switch_argmax, given_ids, hashed_ids,
+        softmax_topk,
+        softmax_topk_renormalised,
+        softmax_topk_divided,
+        softmax_topk_scaled,
+        topk_softmax,
+        topk_sigmoid,
+        sigmoid_topk,
+        bias_corrected,
+        group_limited,
+        wide_router,
+        one_hot_aux,
+        z_loss,
+        switch_max,
+        switch_argmax,
+        given_ids,
+        hashed_ids,
     )
 }
 WITH_BIAS = {"topk_softmax", "topk_sigmoid", "z_loss"}
@@ -195,3 +208,5 @@ WITH_TABLE = {"given_ids"}
 WITH_AUX = {"one_hot_aux", "z_loss"}
 ONE_CHOICE = {"switch_max", "switch_argmax"}
 """These choose one expert a token whatever `top_k` says."""
+REPEATING = {"given_ids", "hashed_ids"}
+"""These may choose one expert twice for a token."""
