@@ -1,0 +1,105 @@
+"""One term for what several terms say of one expert each: `f(0), f(1), ...` becomes `f(e)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from mokfx.passes.terms import Term, add, apply, at, integer, lin, make, mul, rebuild
+from mokfx.passes.value import Leaf, Stack
+
+
+def generalise(parts: Sequence[Term], index: Term) -> Term | None:
+    """A term whose value for `index = i` is `parts[i]`, or None: the parts then differ in more than the expert."""
+    first = parts[0]
+    if all(part is first for part in parts):
+        return first
+    if any(part.op != first.op or len(part.args) != len(first.args) for part in parts):
+        return _constants(parts, index)
+    op = first.op
+    if op == "int":
+        return _constants(parts, index)
+    if op == "lin":
+        return _sums(parts, index)
+    if op == "at":
+        return _elements(parts, index)
+    if op in ("mul", "add"):
+        columns = zip(*(sorted(part.args, key=_shape_of) for part in parts), strict=True)
+        joined = [generalise(column, index) for column in columns]
+        known = [term for term in joined if term is not None]
+        return (mul if op == "mul" else add)(known) if len(known) == len(joined) else None
+    children: list[Any] = []
+    for column in zip(*(part.args for part in parts), strict=True):
+        if isinstance(column[0], Term):
+            term = generalise(column, index)
+            if term is None:
+                return None
+            children.append(term)
+        elif any(item != column[0] for item in column):
+            return None
+        else:
+            children.append(column[0])
+    if op == "sum":
+        return make("sum", *children)
+    if op in ("const", "var"):
+        return None
+    template = make(op, *children)
+    return rebuild(template, lambda child: child) if op != "valid" else apply("valid", *children)
+
+
+def _constants(parts: Sequence[Term], index: Term) -> Term | None:
+    if any(part.op != "int" or not isinstance(part.args[0], int) for part in parts):
+        return None
+    values = [part.args[0] for part in parts]
+    step = values[1] - values[0]
+    if step == 0 or any(v != values[0] + i * step for i, v in enumerate(values)):
+        return None
+    return lin([(index, step)], values[0])
+
+
+def _sums(parts: Sequence[Term], index: Term) -> Term | None:
+    if any(part.args[1] != parts[0].args[1] for part in parts):
+        return None
+    constant = _constants([integer(part.args[0]) for part in parts], index)
+    return None if constant is None else lin([*parts[0].args[1], (constant, 1)])
+
+
+def _elements(parts: Sequence[Term], index: Term) -> Term | None:
+    leaves = [part.args[0] for part in parts]
+    away = parts[0].args[1]
+    if any(part.args[1] != away for part in parts):
+        return None
+    position: list[Term] = []
+    for column in zip(*(part.args[2:] for part in parts), strict=True):
+        term = generalise(column, index)
+        if term is None:
+            return None
+        position.append(term)
+    if all(leaf is leaves[0] for leaf in leaves):
+        return at(leaves[0], away, *position)
+    if len(set(map(id, leaves))) != len(leaves) or not all(isinstance(leaf, Leaf) for leaf in leaves):
+        return None
+    shapes = {(tuple(leaf.tensor.shape), leaf.tensor.dtype, leaf.tensor.stride()) for leaf in leaves}
+    if len(shapes) != 1:
+        return None
+    return at(_stack(tuple(leaves)), away, index, *position)
+
+
+@cache
+def _stack(leaves: tuple[Leaf, ...]) -> Stack:
+    return Stack(leaves)
+
+
+def _shape_of(term: Term) -> str:
+    """A term without what differs between experts, for putting the parts of a product in one order."""
+    if term.op == "at":
+        leaf = term.args[0]
+        return f"at{tuple(getattr(getattr(leaf, 'tensor', None), 'shape', ()))}({','.join(map(_shape_of, term.args[2:]))})"
+    if term.op == "int":
+        return "#"
+    if term.op in ("lin", "var"):
+        return term.op
+    if term.op in ("mul", "add"):
+        return f"{term.op}({','.join(sorted(map(_shape_of, term.args)))})"
+    return f"{term.op}({','.join(_shape_of(a) if isinstance(a, Term) else str(a) for a in term.args)})"

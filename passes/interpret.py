@@ -1,0 +1,223 @@
+"""Run a captured graph on its fake tensors and record what each tensor means.
+
+Every spelling of an op (function, method, operator, a composite like `einsum`) reaches `Tracker` as the same few ATen
+calls, each under the graph node that made it. The graph itself is not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mokfx.passes import rules
+from mokfx.passes.facts import Facts, shape_of, storage_of
+from mokfx.passes.layer import Layer
+from mokfx.passes.recognise import Refusal, recognise
+from mokfx.passes.rules.table import RULES, Call
+from mokfx.passes.terms import apply
+from mokfx.passes.value import Leaf, Value, leaf_value
+
+assert rules
+
+
+@dataclass
+class Unread:
+    """A call that has no rule although its inputs came from routing: where understanding ended."""
+
+    name: str
+    node: Node
+    inputs: tuple[Value, ...]
+
+
+@dataclass
+class Found:
+    """A tensor that is the MoE of x, and the node during which it became so."""
+
+    layer: Layer
+    tensor: torch.Tensor
+    node: Node
+
+
+class Tracker(TorchDispatchMode):
+    """Sees every ATen call of a graph and gives its output a fact."""
+
+    def __init__(self, gradients: bool) -> None:
+        super().__init__()
+        self.facts = Facts()
+        self.node: Node = None  # type: ignore[assignment]
+        self.gradients = gradients
+        self.inside_function = 0
+        self.found: list[Found] = []
+        self.refusals: list[tuple[Node, Refusal]] = []
+        """Sums over experts or choices that are not the MoE of anything."""
+        self.unread: list[Unread] = []
+        self.writes: list[tuple[Node, int]] = []
+        """Each in-place change: the node that made it and the storage that it changed."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func.namespace != "prim":
+            self._record(Call(self, func, args, kwargs, out))
+        return out
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        value = self.facts.get(tensor)
+        return self.facts.leaf(tensor, self.node) if value is None else value
+
+    def given(self, tensor: torch.Tensor) -> Value:
+        """The fact about a tensor that routing will index: an element of it, not how it was computed."""
+        value = self.value(tensor)
+        body = value.body
+        if not tensor.is_floating_point() or body.routed or (not body.looked_up and body.op in ("at", "cast", "const")):
+            return value
+        leaf = Leaf(tensor, self.node, self.facts.version(tensor), definition=value)
+        return leaf_value(leaf, shape_of(tensor))
+
+    # -- recording -------------------------------------------------------------------------------------------------
+
+    def _record(self, call: Call) -> None:
+        target = call["self"]
+        writes = [
+            call.arguments[a.name]
+            for a in call.func._schema.arguments
+            if a.alias_info is not None and a.alias_info.is_write and isinstance(call[a.name], torch.Tensor)
+        ]
+        if writes:
+            self._record_write(call, writes)
+            return
+        result = self._apply_rule(call)
+        outs = call.out if isinstance(call.out, list | tuple) else [call.out]
+        values = result if isinstance(result, list | tuple) else [result] * len(outs)
+        if len(values) != len(outs):
+            values = [None] * len(outs)
+        routed = [v for v in self._inputs(call) if v.body.routed]
+        unknown = False
+        for i, (out, value) in enumerate(zip(outs, values, strict=True)):
+            if not isinstance(out, torch.Tensor):
+                continue
+            if self.facts.get(out) is not None and value is None:
+                continue  # an op that returned its input
+            self._assign(out, value, call)
+            unknown |= value is None
+            if isinstance(target, torch.Tensor) and out is not target and storage_of(out) == storage_of(target):
+                self.facts.add_view(out, target, ViewOf(call, i if isinstance(call.out, list | tuple) else None))
+        if unknown and routed:
+            self.unread.append(Unread(call.name, self.node, tuple(routed)))
+
+    def _record_write(self, call: Call, writes: list[torch.Tensor]) -> None:
+        functional = call.name.removesuffix("_")
+        result = RULES[functional](call) if functional in RULES and len(writes) == 1 else None
+        result = self._cut_gradient(result, call) if isinstance(result, Value) else None
+        routed = tuple(v for v in self._inputs(call) if v.body.routed)
+        inputs = tuple(self._inputs(call))
+        for tensor in writes:
+            self.writes.append((self.node, storage_of(tensor)))
+            self.facts.write(tensor, result)
+            if result is None:
+                self.facts.leaf(tensor, self.node, made_by=call.name, inputs=inputs)
+            else:
+                self._assign(tensor, result, call)
+        if result is None and routed:
+            self.unread.append(Unread(call.name, self.node, routed))
+
+    def _apply_rule(self, call: Call) -> Any:
+        function = RULES.get(call.name)
+        if function is None:
+            return None
+        result = function(call)
+        if isinstance(result, Value):
+            return self._cut_gradient(result, call)
+        if isinstance(result, list | tuple):
+            return [r if r is None else self._cut_gradient(r, call) for r in result]
+        return result
+
+    def _cut_gradient(self, value: Value, call: Call) -> Value:
+        """Mark what is computed without a gradient: the op would give one."""
+        if not self.gradients or torch.is_grad_enabled() or self.inside_function or not call.is_float:
+            return value
+        return value.with_body(apply("detached", value.body)) if _needs_mark(value) else value
+
+    def _assign(self, out: torch.Tensor, value: Value | None, call: Call) -> None:
+        inputs = tuple(call.value(a) for a in call.arguments.values() if isinstance(a, torch.Tensor))
+        if value is None:
+            self.facts.leaf(out, self.node, made_by=call.name, inputs=inputs)
+            return
+        body = value.body
+        if out.is_floating_point() and not body.routed and not body.looked_up and body.op not in _KEPT:
+            self.facts.leaf(out, self.node, made_by=call.name, inputs=inputs, definition=value)
+            if body.op == "add":
+                self._look(out, value)
+            return
+        self.facts.set(out, value)
+        self._look(out, value)
+
+    def _look(self, out: torch.Tensor, value: Value) -> None:
+        layer = recognise(value) if out.is_floating_point() else None
+        if isinstance(layer, Refusal):
+            self.refusals.append((self.node, layer))
+        elif layer is not None:
+            self.found.append(Found(layer, out, self.node))
+            self.facts.leaf(out, self.node, layer=layer, definition=value)
+
+    def _inputs(self, call: Call) -> list[Value]:
+        found: list[Value] = []
+        for argument in call.arguments.values():
+            for item in argument if isinstance(argument, list | tuple) else (argument,):
+                value = self.facts.get(item) if isinstance(item, torch.Tensor) else None
+                if value is not None:
+                    found.append(value)
+        return found
+
+
+_KEPT = frozenset(("at", "const", "cast"))
+
+
+def _needs_mark(value: Value) -> bool:
+    return value.body.routed and value.body.op not in ("delta", "detached", "const", "count", "seg", "start", "perm")
+
+
+@dataclass
+class ViewOf:
+    """A call that made a view; `index` if it made several."""
+
+    call: Call
+    index: int | None
+
+    def rerun(self, base: torch.Tensor) -> Value | None:
+        result = RULES[self.call.name](self.call) if self.call.name in RULES else None
+        if self.index is not None and isinstance(result, list | tuple):
+            return result[self.index]
+        return result if isinstance(result, Value) else None
+
+    def write_back(self, base: Value, written: Value) -> Value | None:
+        return None if self.index is not None else self.call.write_back(base, written)
+
+
+class GraphRun(Interpreter):
+    """Runs a Dynamo graph under a tracker, telling it the current node."""
+
+    def __init__(self, module: GraphModule, tracker: Tracker) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.tracker = tracker
+        self.entered: list[Any] = []
+
+    def run_node(self, n: Node) -> Any:
+        self.tracker.node = n
+        if n.op == "call_function" and isinstance(n.target, torch._ops.HigherOrderOperator):
+            return self.run_higher_order(n)
+        result = super().run_node(n)
+        if n.target is torch.amp.autocast_mode._enter_autocast:
+            self.entered.append(result)
+        elif n.target is torch.amp.autocast_mode._exit_autocast:
+            self.entered.remove(n.args[0] if n.args[0] in self.entered else self.env[n.args[0]])  # type: ignore[index]
+        return result
+
+    def run_higher_order(self, node: Node) -> Any:
+        """The bodies of higher-order ops are graphs of their own; what they return is taken as given."""
+        return node.meta["example_value"]

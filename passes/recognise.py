@@ -1,0 +1,563 @@
+"""Recognise the MoE of x: a sum over a token's choices of its router weight times its expert's network.
+
+By the time a tensor is back at its tokens, every permutation and exchange in its term has met its inverse. What is
+left is compared with the definition: each index must be this token, this choice, or the expert of this choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mokfx.passes.bijections import Exchange, Sort, group_size
+from mokfx.passes.generalise import generalise
+from mokfx.passes.layer import Capacity, Layer, Matrix, Network, Operand
+from mokfx.passes.network import (
+    NotRecognised,
+    Scope,
+    bare,
+    describe,
+    expanded,
+    factors,
+    fuse,
+    network,
+    operand_of,
+)
+from mokfx.passes.sums import open_sum
+from mokfx.passes.terms import (
+    ONE,
+    Size,
+    Term,
+    add,
+    const,
+    integer,
+    lin,
+    mod,
+    mul,
+    radix,
+    substitute,
+    terms_of,
+)
+from mokfx.passes.facts import shape_of
+from mokfx.passes.value import Leaf, Stack, Value, position, size_of, sizes
+
+
+@dataclass
+class Refusal:
+    """A sum over experts or choices that is not the MoE of anything, and why."""
+
+    reason: str
+    depth: int
+
+
+def recognise(value: Value) -> Layer | Refusal | None:
+    """The layer whose output a fact describes; why it is none; or None for a tensor that is nothing of the kind."""
+    body = value.body
+    if len(value.axes) < 2 or body.op not in ("sum", "add", "mul", "cast", "detached", "valid"):
+        return None
+    if not (body.routed or body.looked_up):
+        return _with_shared(value)
+    if not _candidate(bare(body)):
+        return None
+    try:
+        return _Recognition(value).layer()
+    except NotRecognised as why:
+        return Refusal(why.reason, why.depth)
+
+
+def _candidate(body: Term) -> bool:
+    """Whether a term is worth the comparison: two projections deep, not one step of computing them."""
+    return body.depth >= 2
+
+
+class _Recognition:
+    """One comparison of a fact with the definition of an MoE layer."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        *self.token_axes, hidden = value.axes
+        self.token = radix([v for a in self.token_axes for v in a], [s for a in self.token_axes for s in sizes(a)])
+        self.hidden = position(hidden)
+        self.hidden_size = size_of(hidden)
+        if len(hidden) > 1:
+            raise NotRecognised("the last dimension of the output is not the hidden dimension of the experts", 0)
+
+    def layer(self) -> Layer:
+        choice, product, complete = self.over_choices()
+        self.choice = choice
+        parts = _factors(product)
+        _no_leftover(parts)
+        capacity = self.take_capacity(parts)
+        scale, parts = _constants(parts)
+        self.ids: Operand | None = None
+        weights, outputs = self.split_weights(parts)
+        if len(outputs) != 1:
+            names = " * ".join(f"`{describe(p)}`" for p in outputs) or "nothing"
+            raise NotRecognised(f"a token's output is {names}, not one expert's output times its router weight", 2)
+        keys = self.expert_keys(outputs[0])
+        exchange, away = _exchange_of(outputs[0])
+        self.find_ids(keys)
+        assert self.ids is not None
+        num_experts, expert, ranks = self.experts(exchange, away)
+        scope = Scope(self.input_operand, self.weight_operand, expert, away, casts=set())
+        if weights is not None:
+            scope.take_weight(weights, "output")
+        found = network(outputs[0], self.hidden, scope)
+        if scope.input is None:
+            raise NotRecognised("the experts do not read the tokens", 3)
+        _check_casts(scope, scope.input)
+        intermediate = _extent(found.down)
+        found = fuse(found, intermediate)
+        num_experts = num_experts if num_experts is not None else _count_experts(found, ranks)
+        self.check_experts(found, num_experts, ranks, complete)
+        weights = scope.weight
+        if scale != 1.0:
+            if weights is None:
+                raise NotRecognised("the sum over the choices is scaled by a constant, without a router weight", 4)
+            weights = Operand(weights.leaf, weights.index, weights.casts, scale)
+        group = exchange.group if isinstance(exchange, Exchange) else exchange[1] if exchange else None
+        ids_leaf = self.ids.leaves[0]
+        return Layer(
+            x=scope.input,
+            ids=self.ids,
+            weights=weights,
+            weight_on=scope.weight_on or "output",
+            network=found,
+            num_experts=num_experts,
+            top_k=self.choices(),
+            hidden=self.hidden_size,
+            intermediate=intermediate,
+            group=group,
+            ranks=ranks,
+            exchange=exchange if isinstance(exchange, Exchange) else None,
+            capacity=capacity,
+            clip_ids=complete and ids_leaf.bound is None,
+        )
+
+    # -- the sum over a token's choices ----------------------------------------------------------------------------
+
+    def over_choices(self) -> tuple[Term, Term, bool]:
+        """The choice variable and the summand; whether the summand was put together from one for each expert."""
+        pieces = [piece for term in terms_of(bare(self.value.body)) for piece in _pieces(term, self.hidden)]
+        variables = {piece.choice.args[1] for piece in pieces if piece.choice.op == "var"}
+        if len(variables) > 1:
+            raise NotRecognised("its terms sum over different numbers of choices", 1)
+        choice = next((p.choice for p in pieces if p.choice.op == "var"), integer(0))
+        summands = [
+            (piece.expert, piece.key, substitute(piece.body, {piece.choice: choice} if piece.choice.op == "var" else {}))
+            for piece in pieces
+        ]
+        keys = [substitute(p.key, {p.choice: choice}) if p.key is not None else None for p in pieces]
+        if len(summands) == 1 and summands[0][0] is None:
+            return choice, summands[0][2], False
+        if any(expert is None for expert, _, _ in summands):
+            raise NotRecognised("something is added to the sum over a token's choices that is no expert's output", 1)
+        if len(set(keys)) != 1:
+            raise NotRecognised("the experts' outputs are selected by different ids", 1)
+        return choice, self.over_experts(keys[0], summands), True  # type: ignore[arg-type]
+
+    def over_experts(self, key: Term, summands: Sequence[tuple[int | None, Term | None, Term]]) -> Term:
+        ordered = sorted(summands, key=lambda item: item[0])  # type: ignore[arg-type,return-value]
+        experts = [expert for expert, _, _ in ordered]
+        expected = list(range(len(experts)))
+        if experts != expected:
+            raise NotRecognised(f"the loop over the experts visits {experts}, not each of {expected} once", 0)
+        if len(experts) == 1:
+            return substitute_constant(ordered[0][2], key)
+        whole = generalise([body for _, _, body in ordered], key)
+        if whole is None:
+            raise NotRecognised("the experts of the loop differ in more than their weights", 2)
+        return whole
+
+    # -- router weights, ids, x ------------------------------------------------------------------------------------
+
+    def slot_operand(self, term: Term) -> Operand | None:
+        """A tensor read at this token and this choice."""
+        operand = operand_of(term, ())
+        if operand is None or not isinstance(operand.leaf, Leaf):
+            return None
+        return operand if self.is_slot(operand) else None
+
+    def is_slot(self, operand: Operand) -> bool:
+        leaf = operand.leaves[0]
+        shape = shape_of(leaf.tensor)
+        where = radix(operand.index, shape)
+        slot = lin([(self.token, self.choices()), (self.choice, 1)])
+        if where is slot and (self.choice.op == "var" or self.choices() == 1):
+            return True
+        return False
+
+    def choices(self) -> Size:
+        return self.choice.args[1] if self.choice.op == "var" else 1
+
+    def split_weights(self, parts: Sequence[Term]) -> tuple[Operand | None, list[Term]]:
+        weights: Operand | None = None
+        outputs: list[Term] = []
+        for part in parts:
+            operand = self.weight_operand(part)
+            if operand is None:
+                outputs.append(part)
+            elif weights is not None:
+                raise NotRecognised("the router weight is applied more than once", 4)
+            else:
+                weights = operand
+        return weights, outputs
+
+    def weight_operand(self, term: Term) -> Operand | None:
+        operand = self.slot_operand(term)
+        if operand is None or not operand.leaves[0].tensor.is_floating_point():
+            return None
+        return operand
+
+    def input_operand(self, term: Term) -> Operand | None:
+        operand = operand_of(term, ())
+        if operand is None or not isinstance(operand.leaf, Leaf):
+            return None
+        shape = shape_of(operand.leaf.tensor)
+        *tokens, last = operand.index
+        return operand if radix(tokens, shape[:-1]) is self.token and last.op in ("var", "int") else None
+
+    def expert_keys(self, term: Term) -> set[Term]:
+        """The expert ids that weights are read at."""
+        found: set[Term] = set()
+        todo, seen = [term], set()
+        while todo:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.op == "at":
+                for index in node.args[2:]:
+                    found |= {t for t in _atoms(index) if t.op == "at"}
+            todo.extend(a for a in node.args if isinstance(a, Term))
+        return found
+
+    def find_ids(self, keys: set[Term]) -> None:
+        if len(keys) > 1:
+            raise NotRecognised("its weights are read at different ids", 2)
+        if keys:
+            (key,) = keys
+            operand = self.slot_operand(key)
+            if operand is None:
+                raise NotRecognised(
+                    f"an expert's weight is read at `{describe(key)}`, which is not the id of this token's choice", 2
+                )
+            self.ids = operand
+
+    def experts(self, exchange: object, away: tuple[object, ...]) -> tuple[Size | None, Term | None, int]:
+        """How many experts there are, the term that picks one on its rank, and the number of ranks."""
+        assert self.ids is not None
+        key = _element(self.ids)
+        if exchange is None:
+            return self.ids.leaves[0].bound, key, 1
+        if isinstance(exchange, Exchange):
+            local, ranks = exchange.local_experts, exchange.ranks
+            return local * ranks, mod(key, local), ranks
+        ranks = group_size(exchange[1]) or 1  # type: ignore[index]
+        return None, None, ranks
+
+    def take_capacity(self, parts: list[Term]) -> Capacity | None:
+        limits = [p for p in parts if p.op == "lt"]
+        if not limits:
+            return None
+        for p in limits:
+            parts.remove(p)
+        if len(set(limits)) > 1:
+            raise NotRecognised("more than one capacity applies", 3)
+        place, limit = limits[0].args
+        row = next((t for t, _ in place.args[1] if t.op == "perm"), None) if place.op == "lin" else None
+        if row is None or not isinstance(row.args[0], Sort):
+            raise NotRecognised("rows are dropped by a condition that is not a place among the expert's rows", 3)
+        order = row.args[0]
+        slot = lin([(self.token, self.choices()), (self.choice, 1)])
+        if row.args[2] is slot:
+            return Capacity(limit, "token")
+        return Capacity(limit, "choice")
+
+    def check_experts(self, found: Network, num_experts: Size, ranks: int, complete: bool) -> None:
+        assert self.ids is not None
+        local = num_experts // ranks if isinstance(num_experts, int) else num_experts
+        for matrix in found.matrices():
+            if matrix.expert is None and local != 1:
+                raise NotRecognised("all experts read the same weight", 3)
+            if isinstance(matrix.operand.leaf, Stack) and len(matrix.operand.leaf.leaves) != local:
+                raise NotRecognised(
+                    f"the loop visits {len(matrix.operand.leaf.leaves)} experts, but the router chooses among {local}", 1
+                )
+        known = self.ids.leaves[0].bound
+        if known is not None and known != num_experts:
+            raise NotRecognised(f"the router chooses among {known} experts, but the layer has {num_experts}", 1)
+
+
+# -- pieces --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Piece:
+    """A summand over a choice; `expert` and `key` if it counts only where `key == expert`."""
+
+    choice: Term
+    body: Term
+    expert: int | None = None
+    key: Term | None = None
+
+
+def _pieces(term: Term, hidden: Term) -> list[_Piece]:
+    term = bare(term)
+    if term.op == "sum" and _is_choice(term, hidden):
+        choice, body = open_sum(term)
+    else:
+        choice, body = _pulled_out(term)
+    found: list[_Piece] = []
+    for part in _distributed(body):
+        part = _once_per_choice(part, choice)
+        indicators = [f for f in _factors(part) if _indicator(f) is not None]
+        if len(indicators) > 1:
+            raise NotRecognised("a row is selected by more than one condition", 1)
+        if indicators:
+            rest = list(_factors(part))
+            rest.remove(indicators[0])
+            expert, key = _indicator(indicators[0]) or (0, integer(0))
+            found.append(_Piece(choice, mul(rest), expert, key))
+        else:
+            found.append(_Piece(choice, part))
+    return found
+
+
+def _is_choice(term: Term, hidden: Term) -> bool:
+    """Whether a sum is over a token's choices, and not the inner dimension of the last projection."""
+    variable, body = term.args
+    elements = [bare(f) for f in _factors(body)]
+    return not any(f.op == "at" and variable in f.free and hidden in f.free for f in elements)
+
+
+def _pulled_out(term: Term) -> tuple[Term, Term]:
+    """`(sum_j [id_j = e] w_j) * f` as the sum over j that it is."""
+    parts = list(_factors(term))
+    for i, factor in enumerate(parts):
+        inner = bare(factor)
+        if inner.op == "sum" and any(_indicator(f) is not None for f in _factors(inner.args[1])):
+            choice, body = open_sum(inner)
+            return choice, mul([body, *parts[:i], *parts[i + 1 :]])
+    return integer(0), term
+
+
+def _once_per_choice(part: Term, choice: Term) -> Term:
+    """`[id_j = e] * sum_i [id_i = e] w_i` is `[id_j = e] * w_j` where a token's choices differ."""
+    parts = list(_factors(part))
+    wanted = [f for f in parts if _indicator(f) is not None]
+    if not wanted or choice.op != "var":
+        return part
+    for i, factor in enumerate(parts):
+        inner = bare(factor)
+        if inner.op != "sum" or factor in wanted:
+            continue
+        bound_variable, body = inner.args
+        replaced = substitute(body, {bound_variable: choice})
+        if wanted[0] in _factors(replaced) and _distinct(wanted[0]):
+            rest = list(_factors(replaced))
+            rest.remove(wanted[0])
+            return mul([*parts[:i], *rest, *parts[i + 1 :]])
+    return part
+
+
+def _distinct(indicator: Term) -> bool:
+    return any(a.op == "at" and a.args[0].distinct for a in indicator.args)
+
+
+def _distributed(term: Term) -> list[Term]:
+    """A product over a sum of selected rows, multiplied out."""
+    parts = list(_factors(term))
+    for i, factor in enumerate(parts):
+        inner = bare(factor)
+        if inner.op == "add" and any(_indicator(f) is not None for t in inner.args for f in _factors(t)):
+            rest = [*parts[:i], *parts[i + 1 :]]
+            return [p for t in inner.args for p in _distributed(mul([t, *rest]))]
+    return [mul(parts)] if term.op != "mul" else [term]
+
+
+def _indicator(term: Term) -> tuple[int, Term] | None:
+    """`(e, key)` for the indicator that a key is the known expert e."""
+    if term.op != "delta":
+        return None
+    for number, key in (term.args, reversed(term.args)):
+        if number.op == "int" and isinstance(number.args[0], int):
+            return number.args[0], key
+    return None
+
+
+def _factors(term: Term) -> list[Term]:
+    """The factors of a product; casts between factors are looked through, casts of a factor stay with it."""
+    inner = bare(term)
+    if inner.op == "mul":
+        return [f for part in inner.args for f in _factors(part)]
+    return [term]
+
+
+def _constants(parts: list[Term]) -> tuple[float, list[Term]]:
+    scale = 1.0
+    rest: list[Term] = []
+    for part in parts:
+        if part.op == "const":
+            scale *= part.args[0]
+        else:
+            rest.append(part)
+    return scale, rest
+
+
+def _no_leftover(parts: Sequence[Term]) -> None:
+    for part in parts:
+        if part.op == "valid":
+            raise NotRecognised("rows that no slot filled are read", 2)
+        if part.perms:
+            names = ", ".join(sorted(str(p) for p in part.perms))
+            raise NotRecognised(
+                f"rows come back in another order than they left: {names} is not undone by its own inverse", 2
+            )
+
+
+def _atoms(term: Term) -> list[Term]:
+    if term.op in ("lin",):
+        return [a for t, _ in term.args[1] for a in _atoms(t)]
+    if term.op in ("div", "mod"):
+        return _atoms(term.args[0])
+    return [term]
+
+
+def _exchange_of(term: Term) -> tuple[object, tuple[object, ...]]:
+    """The exchange behind which the expert weights are, and the mark that they carry."""
+    marks: set[tuple[object, ...]] = set()
+    todo, seen = [term], set()
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "at" and node.args[1]:
+            marks.add(node.args[1])
+        todo.extend(a for a in node.args if isinstance(a, Term))
+    if not marks:
+        return None, ()
+    if len(marks) > 1 or any(len(mark) != 1 for mark in marks):
+        raise NotRecognised("rows leave by one group and come back by another", 2)
+    (mark,) = marks
+    return mark[0], mark
+
+
+def _element(operand: Operand) -> Term:
+    from mokfx.passes.terms import at
+
+    return at(operand.leaf, (), *operand.index)
+
+
+def substitute_constant(term: Term, key: Term) -> Term:
+    return term
+
+
+def _extent(down: Matrix) -> Size:
+    assert down.inputs is not None
+    return down.inputs.args[1] if down.inputs.op == "var" else 1
+
+
+def _count_experts(found: Network, ranks: int) -> Size:
+    matrix = found.down
+    if isinstance(matrix.operand.leaf, Stack):
+        return len(matrix.operand.leaf.leaves) * ranks
+    shape = shape_of(matrix.operand.leaf.tensor)
+    for size, index in zip(shape, matrix.operand.index, strict=True):
+        if index is matrix.expert:
+            return size * ranks
+    raise NotRecognised("the number of experts does not follow from the weights", 3)
+
+
+def _check_casts(scope: Scope, x: Operand) -> None:
+    for dtype in scope.casts or ():
+        if dtype.itemsize < x.dtype.itemsize:
+            raise NotRecognised(f"inside the expert values are rounded to {dtype}, coarser than its input {x.dtype}", 3)
+
+
+# -- the shared expert ---------------------------------------------------------------------------------------------
+
+
+def _with_shared(value: Value) -> Layer | None:
+    """An MoE layer's output plus a network of the same tokens."""
+    terms = terms_of(value.body)
+    layers = [t for t in terms if _layer_of(t) is not None]
+    if len(terms) != 2 or len(layers) != 1:
+        return None
+    layer = _layer_of(layers[0])
+    (other,) = [t for t in terms if t is not layers[0]]
+    if layer is None or layer.shared is not None:
+        return None
+    try:
+        return _Shared(value, layer).extend(other)
+    except NotRecognised:
+        return None
+
+
+def _layer_of(term: Term) -> Layer | None:
+    term = bare(term)
+    layer = getattr(term.args[0], "layer", None) if term.op == "at" else None
+    return layer if isinstance(layer, Layer) else None
+
+
+class _Shared:
+    def __init__(self, value: Value, layer: Layer) -> None:
+        *tokens, hidden = value.axes
+        self.token = radix([v for a in tokens for v in a], [s for a in tokens for s in sizes(a)])
+        self.hidden = position(hidden)
+        self.layer = layer
+
+    def extend(self, term: Term) -> Layer:
+        parts = factors(expanded(bare(term)))
+        gate: Matrix | None = None
+        if len(parts) == 2:
+            sigmoids = [p for p in map(_open, parts) if p.op == "sigmoid"]
+            if len(sigmoids) != 1:
+                raise NotRecognised("not a shared expert")
+            gate = self.sigmoid_gate(sigmoids[0].args[0])
+            parts = [p for p in parts if _open(p).op != "sigmoid"]
+        if len(parts) != 1:
+            raise NotRecognised("not a shared expert")
+        scope = Scope(self.input_operand, lambda term: None, None, (), casts=set())
+        found = network(parts[0], self.hidden, scope)
+        if found.activation != "swiglu" or any((found.gate_bias, found.up_bias, found.down_bias)):
+            raise NotRecognised("not a shared expert")
+        return self.layer.with_shared(fuse(found, _extent(found.down)), gate)
+
+    def sigmoid_gate(self, term: Term) -> Matrix:
+        product = _open(term)
+        if product.op != "sum":
+            raise NotRecognised("not a shared expert")
+        inner, body = open_sum(product)
+        matrix: Matrix | None = None
+        for factor in _factors(body):
+            if self.input_operand(factor) is None:
+                operand = operand_of(factor, ())
+                if operand is None:
+                    raise NotRecognised("not a shared expert")
+                matrix = Matrix(operand, None, inner, integer(0))
+        if matrix is None:
+            raise NotRecognised("not a shared expert")
+        return matrix
+
+    def input_operand(self, term: Term) -> Operand | None:
+        operand = operand_of(term, ())
+        x = self.layer.x
+        if operand is None or operand.casts != x.casts or not isinstance(operand.leaf, Leaf):
+            return None
+        same = operand.leaf is x.leaf or _same_data(operand.leaf, x.leaves[0])
+        *tokens, last = operand.index
+        where = radix(tokens, shape_of(operand.leaf.tensor)[:-1])
+        return operand if same and where is self.token and last.op in ("var", "int") else None
+
+
+def _open(term: Term) -> Term:
+    return bare(expanded(bare(term)))
+
+
+def _same_data(a: Leaf, b: Leaf) -> bool:
+    return a.tensor is b.tensor and a.version == b.version
+
+
+__all__ = ["ONE", "Refusal", "add", "const", "recognise"]

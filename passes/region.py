@@ -1,0 +1,264 @@
+"""Which nodes a layer's op replaces, and whether it may.
+
+The region is what only the layer's output needs. It is erased explicitly: dead-code elimination would keep
+`wait_tensor` and the assertions on sizes, and delete an in-place change whose result nobody names.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, Node
+
+from mokfx.passes.facts import storage_of
+from mokfx.passes.interpret import Found, GraphRun, Tracker
+from mokfx.passes.source import source_of
+from mokfx.passes.terms import Term
+from mokfx.passes.value import Leaf, Stack
+
+
+class NotLegal(Exception):
+    """Why a recognised layer must stay as it is, and the node that the reason is about."""
+
+    def __init__(self, reason: str, node: Node) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.node = node
+
+
+ASSERTIONS = frozenset(("_assert_scalar", "_check", "_check_is_size", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_async"))
+
+
+class Dependencies:
+    """What each node needs: its arguments, and the in-place changes that they have had by then."""
+
+    def __init__(self, graph: Graph, run: GraphRun, tracker: Tracker) -> None:
+        self.run = run
+        self.order = {node: i for i, node in enumerate(graph.nodes)}
+        self.of: dict[Node, set[Node]] = {}
+        self.written_by: dict[Node, set[int]] = defaultdict(set)
+        for node, storage in tracker.writes:
+            self.written_by[node].add(storage)
+        self.made_at: dict[int, Node] = {}
+        self.writers: dict[int, list[Node]] = defaultdict(list)
+        last: dict[int, Node] = {}
+        for node in graph.nodes:
+            needs = set(node.all_input_nodes)
+            for argument in node.all_input_nodes:
+                needs |= {last[s] for s in self.storages(argument) if s in last}
+            self.of[node] = needs
+            for storage in self.written_by.get(node, ()):
+                last[storage] = node
+                self.writers[storage].append(node)
+            for storage in self.storages(node):
+                self.made_at.setdefault(storage, node)
+
+    def storages(self, node: Node) -> set[int]:
+        return {storage_of(t) for t in tensors_of(self.run.env.get(node))}
+
+    def closure(self, nodes: Iterable[Node], without: frozenset[tuple[Node, Node]] = frozenset()) -> set[Node]:
+        """`nodes` and all that they need, except along the edges `without`."""
+        seen: set[Node] = set()
+        todo = list(nodes)
+        while todo:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            todo.extend(d for d in self.of[node] if (node, d) not in without)
+        return seen
+
+
+def tensors_of(value: object) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [t for item in value for t in tensors_of(item)]
+    return []
+
+
+@dataclass
+class Region:
+    """What becomes of each node around one layer."""
+
+    found: Found
+    aliases: list[Node]
+    """Nodes whose value is the layer's output."""
+    erased: list[Node]
+    kept: list[Node]
+    """Nodes of the layer that something else uses too."""
+    operands: dict[Leaf, Node]
+
+
+def region_of(found: Found, graph: Graph, run: GraphRun, tracker: Tracker, needs: Dependencies) -> Region:
+    """The region of a layer.
+
+    Raises:
+        NotLegal: erasing it would change what the rest of the program sees.
+    """
+    operands = {leaf: _node_of(leaf, found, graph, run, tracker) for op in found.layer.operands() for leaf in op.leaves}
+    aliases = [n for n in graph.nodes if run.env.get(n) is found.tensor]
+    root = found.node
+    after = needs.order[root]
+    candidates = needs.closure([root, *aliases])
+    replaced = _replaced_edges(aliases, root, needs, graph, after)
+    given = needs.closure([*operands.values(), *_writers_before(operands, needs, after)])
+    satellites = {n for n in graph.nodes if n not in candidates and _asserts(n) and _about(n, candidates, given, needs)}
+    anchors = [n for n in graph.nodes if n not in candidates and n not in satellites and _must_stay(n, needs)]
+    live = needs.closure(anchors, replaced) | given
+    dead = _dead(graph, live, candidates | satellites, needs)
+    region = Region(found, aliases, dead, [n for n in graph.nodes if n in live & candidates - given], operands)
+    _check_kept(region, run, tracker, graph)
+    _check_changes(region, needs)
+    return region
+
+
+def _node_of(leaf: Leaf, found: Found, graph: Graph, run: GraphRun, tracker: Tracker) -> Node:
+    for node in graph.nodes:
+        if run.env.get(node) is leaf.tensor:
+            break
+    else:
+        raise NotLegal(f"a tensor that the layer reads is computed inside `{leaf.node.name}` and has no name", leaf.node)
+    if tracker.facts.version(leaf.tensor) != leaf.version:
+        writes = [n for n, s in tracker.writes if s == storage_of(leaf.tensor)]
+        raise NotLegal(f"`{node.name}`, which the layer reads, is changed in place after that", writes[-1])
+    return node
+
+
+def _replaced_edges(
+    aliases: list[Node], root: Node, needs: Dependencies, graph: Graph, after: int
+) -> frozenset[tuple[Node, Node]]:
+    """Uses of the layer's output: they will use the op's result."""
+    edges: set[tuple[Node, Node]] = set()
+    for alias in aliases:
+        for user in alias.users:
+            if needs.order[user] > after:
+                edges.add((user, alias))
+                edges |= {(user, w) for s in needs.storages(alias) for w in needs.writers[s] if w in needs.of[user]}
+    return frozenset(edges)
+
+
+def _writers_before(operands: dict[Leaf, Node], needs: Dependencies, after: int) -> list[Node]:
+    return [w for node in operands.values() for s in needs.storages(node) for w in needs.writers[s] if needs.order[w] <= after]
+
+
+def _asserts(node: Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__name__", "").split(".")[0] in ASSERTIONS
+
+
+def _about(node: Node, candidates: set[Node], given: set[Node], needs: Dependencies) -> bool:
+    """Whether an assertion is about numbers that are read inside the layer."""
+    return any(n in candidates and n not in given for n in needs.closure([node]))
+
+
+def _must_stay(node: Node, needs: Dependencies) -> bool:
+    if node.op in ("output", "placeholder"):
+        return True
+    return bool(needs.written_by.get(node)) or node.is_impure()
+
+
+def _dead(graph: Graph, live: set[Node], about: set[Node], needs: Dependencies) -> list[Node]:
+    """Nodes of the region that nothing needs, and what is left hanging on them."""
+    dead: set[Node] = set()
+    for node in graph.nodes:
+        if node in live or node.op in ("placeholder", "output"):
+            continue
+        if node in about or any(d in dead for d in node.all_input_nodes):
+            dead.add(node)
+    return [n for n in graph.nodes if n in dead]
+
+
+def _check_kept(region: Region, run: GraphRun, tracker: Tracker, graph: Graph) -> None:
+    """Only what routing decides may be used outside: not rows on their way, not what an expert computed."""
+    inputs = {id(leaf) for leaf in region.found.layer.x.leaves}
+    for node in region.kept:
+        if isinstance(run.env.get(node), torch.SymInt | torch.SymBool):
+            raise NotLegal(f"`{node.name}`, a number of rows read inside the layer, is used outside of it", node)
+        for tensor in tensors_of(run.env.get(node)):
+            value = tracker.facts.get(tensor)
+            if value is None or not tensor.is_floating_point():
+                continue
+            if value.body.routed and (value.body.depth > 0 and not _counts(value.body) or _reads(value.body, inputs)):
+                user = next((u for u in node.users if u not in region.erased), node)
+                raise NotLegal(
+                    f"`{node.name}`, made inside the layer, is used outside of it (by `{user.name}`)", node
+                )
+
+
+def _counts(term: Term) -> bool:
+    """Whether a term holds indicators and counts only."""
+    todo = [term]
+    while todo:
+        node = todo.pop()
+        if node.op == "at" and not isinstance(node.args[0], Stack) and node.args[0].definition is None and node.looked_up:
+            return False
+        todo.extend(a for a in node.args if isinstance(a, Term))
+    return term.depth <= 1
+
+
+def _reads(term: Term, leaves: set[int]) -> bool:
+    todo, seen = [term], set()
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "at" and id(node.args[0]) in leaves:
+            return True
+        todo.extend(a for a in node.args if isinstance(a, Term))
+    return False
+
+
+def _check_changes(region: Region, needs: Dependencies) -> None:
+    """Nothing outside may be changed in place by what is erased."""
+    erased = set(region.erased)
+    for node in region.erased:
+        for storage in needs.written_by.get(node, ()):
+            maker = needs.made_at.get(storage)
+            if maker is not None and maker not in erased:
+                raise NotLegal(f"the layer changes `{maker.name}`, a tensor from outside of it, in place", node)
+
+
+def erase(graph: Graph, region: Region) -> None:
+    """Remove the region's nodes, last first."""
+    for node in reversed(region.erased):
+        graph.erase_node(node)
+    _drop_empty_modes(graph)
+
+
+def _drop_empty_modes(graph: Graph) -> None:
+    """Remove mode switches that no longer surround anything."""
+    previous: Node | None = None
+    for node in list(graph.nodes):
+        if previous is not None and _cancels(previous, node):
+            target = node.target
+            before = previous.prev
+            if target is torch.amp.autocast_mode._exit_autocast:
+                graph.erase_node(node)
+            graph.erase_node(previous)
+            previous = before if before.op == "call_function" else None
+            if target is not torch.amp.autocast_mode._exit_autocast:
+                previous = node
+            continue
+        previous = node
+
+
+def _cancels(first: Node, second: Node) -> bool:
+    if first.op != "call_function" or second.op != "call_function":
+        return False
+    if first.target is torch.amp.autocast_mode._enter_autocast:
+        return second.target is torch.amp.autocast_mode._exit_autocast and second.args[0] is first
+    switch = torch._C._set_grad_enabled
+    return first.target is switch and second.target is switch and not first.users
+
+
+def reason_place(node: Node) -> tuple[str, str]:
+    source = source_of(node)
+    return source.where, source.code
+
+
+__all__ = ["Dependencies", "NotLegal", "Region", "erase", "operator", "region_of"]

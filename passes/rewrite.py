@@ -1,0 +1,181 @@
+"""The pass: find each MoE layer of a captured graph and its nested graphs, and put one op call in its place."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+
+import mokfx.ops
+from mokfx.passes.describe import describe_match, near_misses
+from mokfx.passes.emit import Emitter
+from mokfx.passes.facts import shape_of
+from mokfx.passes.interpret import Found, GraphRun, Tracker
+from mokfx.passes.outcome import Match, Miss, Outcome
+from mokfx.passes.region import Dependencies, NotLegal, Region, erase, region_of
+from mokfx.passes.source import source_of
+
+log = logging.getLogger(__name__)
+
+ProviderCheck = Callable[..., str | None]
+
+
+def rewrite(module: GraphModule, provider_check: ProviderCheck | None = None) -> Outcome:
+    """Rewrite a Dynamo graph in place, and the graphs nested in it.
+
+    Args:
+        module: what a backend is given; its nodes carry `example_value`.
+        provider_check: called with the op's arguments (fake tensors) by keyword `args` and `kwargs`; says why no
+            provider can run the call, or None.
+    """
+    begin = time.perf_counter()
+    matches: list[Match] = []
+    misses: list[Miss] = []
+    for graph_module in graphs_in(module):
+        found, missed = _rewrite_one(graph_module, provider_check)
+        matches += found
+        misses += missed
+    return Outcome(tuple(matches), tuple(misses), time.perf_counter() - begin)
+
+
+def graphs_in(module: GraphModule) -> Iterator[GraphModule]:
+    """The graph and the bodies of its checkpoints and nested regions; not those of user autograd functions."""
+    private = {
+        str(argument.target)
+        for node in module.graph.nodes
+        if node.op == "call_function" and "autograd_function_apply" in str(node.target)
+        for argument in node.args
+        if isinstance(argument, Node) and argument.op == "get_attr"
+    }
+    yield module
+    for name, child in module.named_children():
+        if isinstance(child, GraphModule) and name not in private:
+            yield from graphs_in(child)
+
+
+def _rewrite_one(module: GraphModule, provider_check: ProviderCheck | None) -> tuple[list[Match], list[Miss]]:
+    placeholders = [n.meta.get("example_value") for n in module.graph.nodes if n.op == "placeholder"]
+    fake_mode = _fake_mode(placeholders)
+    if fake_mode is None or any(value is None for value in placeholders):
+        return [], []
+    tracker = Tracker(gradients=torch.is_grad_enabled())
+    run = GraphRun(module, tracker)
+    with running(fake_mode, tracker):
+        run.run(*placeholders)
+    matches: list[Match] = []
+    refused: list[Miss] = []
+    covered: set[Node] = set()
+    needs = Dependencies(module.graph, run, tracker)
+    for found in reversed(tracker.found):
+        if found.node in covered:
+            continue
+        try:
+            region = region_of(found, module.graph, run, tracker, needs)
+            node = _replace(module, region, run, fake_mode, provider_check)
+        except NotLegal as why:
+            source = source_of(why.node)
+            refused.append(Miss(why.reason, source.where, source.code, why.node.name))
+            continue
+        covered |= set(region.erased)
+        matches.insert(0, describe_match(region, node, tracker))
+        erase(module.graph, region)
+        needs = Dependencies(module.graph, run, tracker)
+    if matches:
+        module.graph.lint()
+        module.recompile()
+    matched = [found for found in tracker.found if found.node in covered]
+    return matches, near_misses(tracker, refused, matched, covered)
+
+
+@contextmanager
+def running(fake_mode: FakeTensorMode, tracker: Tracker) -> Iterator[None]:
+    """Run on fake tensors without leaving a trace: no guards, no new data-dependent sizes, no changed modes."""
+    shape_env = fake_mode.shape_env
+    grad = torch.is_grad_enabled()
+    try:
+        if shape_env is None:
+            with fake_mode, tracker:
+                yield
+        else:
+            with shape_env.suppress_guards(), shape_env.ignore_fresh_unbacked_symbols(), fake_mode, tracker:
+                yield
+    finally:
+        torch._C._set_grad_enabled(grad)
+
+
+def _fake_mode(values: list[object]) -> FakeTensorMode | None:
+    for value in values:
+        if isinstance(value, torch.Tensor) and hasattr(value, "fake_mode"):
+            mode: FakeTensorMode = value.fake_mode
+            return mode
+    return None
+
+
+def _replace(
+    module: GraphModule,
+    region: Region,
+    run: GraphRun,
+    fake_mode: FakeTensorMode,
+    provider_check: ProviderCheck | None,
+) -> Node:
+    """Insert the call and let the users of the layer's output use it; undone if anything disagrees."""
+    emitter = Emitter(module.graph, region, run.env)
+    tensor = region.found.tensor
+    node: Node | None = None
+    try:
+        with fake_mode, torch.no_grad(), _quiet(fake_mode):
+            node = emitter.emit()
+        _check_same(node, tensor, region)
+        call = next(n for n in emitter.values if n.target is torch.ops.mok.moe.default)
+        reason = None if provider_check is None else provider_check(call)
+        if reason is not None:
+            raise NotLegal(reason, region.found.node)
+    except Exception as error:
+        for made in reversed(list(emitter.values)):
+            module.graph.erase_node(made)
+        if isinstance(error, NotLegal):
+            raise
+        raise NotLegal(f"the op does not take this layer: {error}", region.found.node) from error
+    made_nodes = set(emitter.values)
+    order = {n: i for i, n in enumerate(module.graph.nodes)}
+    for alias in region.aliases:
+        alias.replace_all_uses_with(
+            node, delete_user_cb=lambda user: user not in made_nodes and order[user] > order[node]
+        )
+    run.env |= emitter.values
+    return call
+
+
+@contextmanager
+def _quiet(fake_mode: FakeTensorMode) -> Iterator[None]:
+    if fake_mode.shape_env is None:
+        yield
+    else:
+        with fake_mode.shape_env.suppress_guards():
+            yield
+
+
+def _check_same(node: Node, tensor: torch.Tensor, region: Region) -> None:
+    """The op's output must look like what it replaces."""
+    value = node.meta["example_value"]
+    for name, got, want in (
+        ("dtype", value.dtype, tensor.dtype),
+        ("device", value.device, tensor.device),
+        ("shape", shape_of(value), shape_of(tensor)),
+    ):
+        if got != want:
+            raise NotLegal(f"the op's output has {name} {got}, the layer's has {want}", region.found.node)
+    if value.is_contiguous() != tensor.is_contiguous():
+        raise NotLegal("the layer's output is not contiguous, the op's is", region.found.node)
+
+
+def found_nodes(found: list[Found]) -> set[Node]:
+    return {f.node for f in found}
+
+
+assert mokfx.ops

@@ -1,0 +1,272 @@
+"""Elementwise ops: index arithmetic on integers, terms of the expert network on floats."""
+
+from __future__ import annotations
+
+import torch
+
+from mokfx.passes.rules.table import Call, rule
+from mokfx.passes.terms import (
+    ONE,
+    Term,
+    add,
+    apply,
+    bound,
+    const,
+    delta,
+    div,
+    integer,
+    lin,
+    lt,
+    minus,
+    mod,
+    mul,
+)
+from mokfx.passes.value import Value, align
+
+INDEX = frozenset(("var", "int", "lin", "div", "mod", "perm", "swap", "seg", "count", "start", "running", "size", "at"))
+
+
+def _is_index(call: Call, term: Term) -> bool:
+    return term.op in INDEX or (term.op == "const" and term.args[0].is_integer())
+
+
+def _combine(call: Call, names: tuple[str, ...] = ("self", "other")) -> tuple[Value, list[Term]]:
+    axes, bodies = align([call.value(name) for name in names])
+    return Value(axes, ONE), bodies
+
+
+def _sum(call: Call, left: Term, right: Term, factor: float) -> Term:
+    if not call.is_float:
+        whole = int(factor)
+        return lin([(left, 1), (right, whole)])
+    return add([left, mul([const(factor), right])])
+
+
+@rule("aten.add", "aten.sub")
+def added(call: Call) -> Value:
+    shape, (left, right) = _combine(call)
+    sign = 1 if call.name == "aten.add" else -1
+    alpha = call["alpha"] if call["alpha"] is not None else 1
+    return shape.with_body(_sum(call, left, right, sign * alpha))
+
+
+@rule("aten.rsub")
+def subtracted_from(call: Call) -> Value:
+    shape, (left, right) = _combine(call)
+    return shape.with_body(_sum(call, right, left, -1))
+
+
+@rule("aten.neg")
+def negated(call: Call) -> Value:
+    value = call.value("self")
+    body = mul([const(-1), value.body]) if call.is_float else lin([(value.body, -1)])
+    return value.with_body(body)
+
+
+@rule("aten.mul", "aten.logical_and", "aten.bitwise_and")
+def multiplied(call: Call) -> Value | None:
+    shape, (left, right) = _combine(call)
+    if call.name != "aten.mul" and (call.is_float or call.out.dtype != torch.bool):
+        return None
+    if not call.is_float:
+        for a, b in ((left, right), (right, left)):
+            factor = a.args[0] if a.op in ("int", "const") else None
+            if factor is not None and _is_index(call, b):
+                return shape.with_body(lin([(b, int(factor) if isinstance(factor, float) else factor)]))
+        for a, b in ((left, right), (right, left)):
+            if a.op == "size" and _is_index(call, b):
+                return shape.with_body(lin([(b, a.args[0])]))
+    return shape.with_body(mul([left, right]))
+
+
+@rule("aten.div", "aten.floor_divide")
+def divided(call: Call) -> Value | None:
+    shape, (left, right) = _combine(call)
+    floor = call.name == "aten.floor_divide" or call["rounding_mode"] in ("floor", "trunc")
+    if not call.is_float:
+        by = right.args[0] if right.op in ("int", "size") else int(right.args[0]) if right.op == "const" else None
+        return shape.with_body(div(left, by)) if floor and by is not None and _not_negative(left) else None
+    if floor:
+        return None
+    if right.op in ("const", "int") and right.args[0] != 0:
+        return shape.with_body(mul([left, const(1.0 / right.args[0])]))
+    return shape.with_body(apply("ratio", left, right)) if left.routed or right.routed else None
+
+
+@rule("aten.remainder", "aten.fmod")
+def remainder(call: Call) -> Value | None:
+    shape, (left, right) = _combine(call)
+    by = right.args[0] if right.op in ("int", "size") else int(right.args[0]) if right.op == "const" else None
+    if call.is_float or by is None or not _not_negative(left):
+        return None
+    return shape.with_body(mod(left, by))
+
+
+def _not_negative(term: Term) -> bool:
+    """Floor division of a negative number is another number; expert ids are not negative by contract."""
+    if term.op == "lin":
+        constant, parts = term.args
+        signs = isinstance(constant, int) and constant >= 0
+        return signs and all(_not_negative(t) and not (isinstance(c, int) and c < 0) for t, c in parts)
+    return term.op in INDEX
+
+
+@rule("aten.eq")
+def equal(call: Call) -> Value | None:
+    shape, (left, right) = _combine(call)
+    left, right = _whole(left), _whole(right)
+    if not (_is_index(call, left) and _is_index(call, right)):
+        return None
+    return shape.with_body(delta(left, right))
+
+
+@rule("aten.lt", "aten.gt", "aten.le", "aten.ge")
+def compared(call: Call) -> Value | None:
+    shape, (left, right) = _combine(call)
+    left, right = _whole(left), _whole(right)
+    if not (_is_index(call, left) and _is_index(call, right)):
+        return None
+    if call.name in ("aten.gt", "aten.ge"):
+        left, right = right, left
+    if call.name in ("aten.le", "aten.ge"):
+        right = lin([(right, 1)], 1)
+    if not (left.routed or right.routed):
+        return None
+    return shape.with_body(lt(left, right))
+
+
+def _whole(term: Term) -> Term:
+    return integer(int(term.args[0])) if term.op == "const" and term.args[0].is_integer() else term
+
+
+@rule("aten.silu", "aten.sigmoid", "aten.relu", "aten.tanh", "aten.exp", "aten.softplus", "aten.sqrt", "aten.abs")
+def function(call: Call) -> Value | None:
+    value = call.value("self")
+    if call.name == "aten.softplus" and (call["beta"], call["threshold"]) != (1, 20):
+        return None
+    return value.with_body(apply(call.name.removeprefix("aten."), value.body)) if call.is_float else None
+
+
+@rule("aten.gelu")
+def gelu(call: Call) -> Value:
+    value = call.value("self")
+    return value.with_body(apply("gelu_tanh" if call["approximate"] == "tanh" else "gelu", value.body))
+
+
+@rule("aten.pow")
+def power(call: Call) -> Value | None:
+    value = call.value("self")
+    if call.is_float and call["exponent"] == 2:
+        return value.with_body(mul([value.body, value.body]))
+    return None
+
+
+@rule("aten.clamp", "aten.clamp_min", "aten.clamp_max")
+def clamped(call: Call) -> Value | None:
+    value = call.value("self")
+    low, high = call["min"], call["max"]
+    if any(limit is not None and not isinstance(limit, int | float) for limit in (low, high)):
+        return None
+    if not call.is_float:
+        limit = bound(value.body)
+        inside = (low is None or low <= 0) and (high is None or (isinstance(limit, int) and high >= limit - 1))
+        return value if inside else None
+    if low == 0 and high is None:
+        return value.with_body(apply("relu", value.body))
+    limits = (None if low is None else float(low), None if high is None else float(high))
+    return value.with_body(apply("clamp", value.body, *limits))
+
+
+@rule("aten._to_copy")
+def converted(call: Call) -> Value | None:
+    """A cast of data is a cast; a cast of whole numbers that keeps them is nothing."""
+    value = call.value("self")
+    source, target = call["self"].dtype, call.out.dtype
+    if source == target or (value.body.op == "const" and not target.is_complex):
+        return value
+    if source.is_floating_point and target.is_floating_point:
+        return value if _whole_number(value.body) else value.with_body(apply("cast", value.body, target))
+    if source.is_complex or target.is_complex or not (_whole_number(value.body) or not source.is_floating_point):
+        return None
+    small = target.is_floating_point and target.itemsize < 4 or target == torch.bool or target.itemsize == 1
+    return None if small and not _is_indicator(value.body) else value
+
+
+def _whole_number(term: Term) -> bool:
+    """Whether a term is a whole number even where its tensor is a float one."""
+    if term.op == "at":
+        tensor = getattr(term.args[0], "tensor", None)
+        return tensor is not None and not tensor.is_floating_point()
+    return term.op in INDEX or _is_indicator(term)
+
+
+def _is_indicator(term: Term) -> bool:
+    if term.op in ("mul", "add", "sum"):
+        return all(_is_indicator(a) for a in term.args if a.op != "var")
+    return term.op in ("delta", "lt") or (term.op == "const" and term.args[0] in (0.0, 1.0, -1.0))
+
+
+@rule("aten.masked_fill")
+def masked_fill(call: Call) -> Value | None:
+    """Filling with zero multiplies by the mask's complement."""
+    axes, (body, mask) = align([call.value("self"), call.value("mask")])
+    if call["value"] != 0 or not mask.routed or not call.is_float:
+        return None
+    return Value(axes, mul([body, add([ONE, mul([const(-1), mask])])]))
+
+
+@rule("aten.where")
+def where(call: Call) -> Value | None:
+    """Choosing between a value and zero multiplies by the condition."""
+    if call["self"] is None:
+        return None
+    axes, (condition, left, right) = align([call.value(name) for name in ("condition", "self", "other")])
+    if not condition.routed or not call.is_float:
+        return None
+    if right is const(0) or right is integer(0):
+        return Value(axes, mul([condition, left]))
+    if left is const(0) or left is integer(0):
+        return Value(axes, mul([right, add([ONE, mul([const(-1), condition])])]))
+    return None
+
+
+@rule("aten.copy")
+def copied(call: Call) -> Value | None:
+    """Overwriting: the new element, broadcast to the target's axes."""
+    target, source = call.value("self"), call.value("src")
+    axes, (_, body) = align([target, source])
+    if call["src"].dtype != call["self"].dtype and call.is_float:
+        body = apply("cast", body, call["self"].dtype)
+    return Value(axes, body)
+
+
+@rule("aten.zeros", "aten.zeros_like", "aten.new_zeros", "aten.empty", "aten.empty_like", "aten.new_empty")
+@rule("aten.empty_strided", "aten.new_empty_strided", "aten.zero", "aten.ones", "aten.ones_like", "aten.new_ones")
+@rule("aten.full", "aten.full_like", "aten.new_full", "aten.fill", "aten.scalar_tensor")
+def constant(call: Call) -> Value | None:
+    """A constant; memory that nothing wrote counts as zero, since no right program reads it."""
+    from mokfx.passes.value import axis_of
+
+    fill: object = 1.0 if "ones" in call.name else 0.0
+    for name in ("fill_value", "value", "s"):
+        fill = call[name] if call[name] is not None else fill
+    if isinstance(fill, torch.Tensor):
+        filled = call.value(fill)
+        fill = filled.body.args[0] if filled.body.op in ("const", "int") else None
+    if not isinstance(fill, int | float):
+        return None
+    axes = tuple(axis_of(size) for size in call.shape)
+    return Value(axes, const(float(fill)) if call.is_float else integer(int(fill)))
+
+
+@rule("aten.arange")
+def arange(call: Call) -> Value | None:
+    from mokfx.passes.value import axis_of, position
+
+    begin = call["start"] if call["start"] is not None else 0
+    step = call["step"] if call["step"] is not None else 1
+    if not isinstance(step, int) or isinstance(begin, float):
+        return None
+    axis = axis_of(call.shape[0])
+    where = lin([(position(axis), step)])
+    return Value((axis,), minus(where, lin([(call.number(begin), -1)])))

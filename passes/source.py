@@ -1,0 +1,27 @@
+"""Where in the user's program a graph node comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>[^\n]+)\n(?P<code>[^\n]*)')
+
+
+@dataclass(frozen=True)
+class Source:
+    where: str
+    """`file.py:line`, or the node's name if no line is known."""
+    code: str
+
+
+def source_of(node: Node) -> Source:
+    """The innermost user line of a node; a node that a pass made has the line of what it stands for."""
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    if not frames:
+        return Source(f"graph node {node.name}", "")
+    frame = frames[-1]
+    return Source(f"{os.path.basename(frame['file'])}:{frame['line']}", frame["code"].strip())
