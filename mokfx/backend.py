@@ -15,9 +15,11 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.fx import GraphModule
 
 from mokfx.cache import holds_mok_op, salted
+from mokfx.errors import OptionError
 from mokfx.observe import act_on_misses, artifact, forget_warnings, publish, rewrite_and_report
-from mokfx.options import MokOptions, split_options
-from mokfx.report import readable
+from mokfx.ops import fingerprint, get_provider, set_provider
+from mokfx.options import split_options
+from mokfx.readable import readable
 
 
 class MokBackend:
@@ -41,14 +43,16 @@ class MokBackend:
             MissError: something was left alone and `mok.on_miss` is "raise".
         """
         own, patches = split_options(mode, options)
+        _use_provider(own.provider)
         if own.enabled:
             artifact("mok_before_rewrite", lambda: readable(gm))
-            report = rewrite_and_report(gm, own.provider)
+            report = rewrite_and_report(gm)
             artifact("mok_after_rewrite", lambda: readable(gm))
             publish(report)
             act_on_misses(report.misses, own.on_miss)
         if holds_mok_op(gm):
-            patches = salted(patches, _salt(own))
+            # None of mokfx's options changes the code that is compiled from the same rewritten graph.
+            patches = salted(patches, fingerprint())
         return _compile_rest(gm, example_inputs, own.compiler, patches)
 
     def reset(self) -> None:
@@ -61,10 +65,17 @@ class MokBackend:
 mok = MokBackend()
 
 
-def _salt(own: MokOptions) -> str:
-    from mokfx.ops import fingerprint
-
-    return f"{fingerprint()} provider={own.provider}"
+def _use_provider(name: str) -> None:
+    """Carry out `mok.provider`: a setting of the process, as a backward runs outside of any call of ours."""
+    current = get_provider()
+    if name in ("auto", current):
+        return
+    if current != "auto":
+        raise OptionError(
+            f"mok.provider is {name!r}, but this process runs the op by {current!r}: "
+            "give every model of a process the same provider"
+        )
+    set_provider(name)
 
 
 def _compile_rest(

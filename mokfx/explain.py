@@ -66,7 +66,7 @@ class _Recorder:
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         captured = copy.deepcopy(gm)
-        self.reports.append(rewrite_and_report(gm, "auto", with_code=True))
+        self.reports.append(rewrite_and_report(gm, with_code=True))
         return captured.forward
 
 

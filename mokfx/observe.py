@@ -12,30 +12,31 @@ from torch.fx import GraphModule
 
 from mokfx.broken import find_broken
 from mokfx.errors import MissError, MissWarning, describe_miss
+from mokfx.ops import unsupported_reason
 from mokfx.passes.outcome import Miss
 from mokfx.places import place_of_frames
-from mokfx.report import GraphBreak, GraphReport, readable
+from mokfx.readable import readable
+from mokfx.report import GraphBreak, GraphReport
 
 log = logging.getLogger("mokfx.report")
 graph_log = logging.getLogger("mokfx.graph")
 
-_warned: dict[Any, Any] = {}
-"""The registry by which `warnings` shows the same miss of the same line once."""
+_warned: set[str] = set()
+"""What was warned of already. The registry of `warnings` does not last: Dynamo's own use of it empties it."""
 
 
-def rewrite_and_report(gm: GraphModule, provider: str, *, with_code: bool = False) -> GraphReport:
+def rewrite_and_report(gm: GraphModule, *, with_code: bool = False) -> GraphReport:
     """Rewrite `gm`, as captured by Dynamo, in place.
 
     Args:
         gm: the graph; its nested graphs are rewritten too.
-        provider: the option `mok.provider`.
         with_code: also keep the code of the graph before and after.
     """
     from mokfx.passes import rewrite
 
     before = readable(gm) if with_code or graph_log.isEnabledFor(logging.DEBUG) else ""
     nodes_before = _size(gm)
-    outcome = rewrite(gm, provider_check=None)
+    outcome = rewrite(gm, provider_check=unsupported_reason)
     ended_by = graph_break_after(gm)
     broken = find_broken(gm, ended_by)
     return GraphReport(
@@ -81,16 +82,14 @@ def act_on_misses(misses: tuple[Miss, ...], on_miss: str) -> None:
         return
     if on_miss == "raise":
         raise MissError(misses)
-    for miss in misses:
+    for text, where in {describe_miss(miss): miss.where for miss in misses}.items():
+        if text in _warned:
+            continue
+        _warned.add(text)
         # As a warning of the user's own line, since that is where something can be done about it.
-        file, _, line = miss.where.rpartition(":")
-        warnings.warn_explicit(
-            f"MoE layer left alone: {describe_miss(miss)}",
-            MissWarning,
-            filename=file or "<unknown>",
-            lineno=int(line) if line.isdigit() else 0,
-            registry=_warned,
-        )
+        file, _, line = where.rpartition(":")
+        lineno = int(line) if line.isdigit() else 0
+        warnings.warn_explicit(f"MoE layer left alone: {text}", MissWarning, file or "<unknown>", lineno)
 
 
 def forget_warnings() -> None:

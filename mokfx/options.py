@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 
 from mokfx.errors import OptionError
+from mokfx.ops import providers
 
 PREFIX = "mok."
 
@@ -22,8 +23,9 @@ class MokOptions:
     """False leaves every graph as it is, for a comparison: the backend is then Inductor alone."""
     on_miss: Literal["ignore", "warn", "raise"] = "ignore"
     """What to do about something that looks like an MoE layer and is left alone."""
-    provider: Literal["auto", "reference", "hopper"] = "auto"
-    """What runs the op: "auto" takes the fused implementation of the device, and `reference` on the CPU."""
+    provider: str = "auto"
+    """What runs the op, in the whole process. "auto" leaves the setting of the process: at first the fused
+    provider of the device, and `reference` on the CPU."""
     compiler: Literal["inductor", "aot_eager", "eager"] = "inductor"
     """What compiles the rest of the graph. The other two are for debugging: no code is generated."""
 
@@ -56,7 +58,7 @@ def _parse(options: Mapping[str, Any]) -> MokOptions:
     for key, value in options.items():
         if key not in names:
             raise OptionError(f"unknown option {key!r}{_suggest(key, names)}; mokfx has {', '.join(names)}")
-        allowed = _choices(hints[key.removeprefix(PREFIX)])
+        allowed = _choices(key.removeprefix(PREFIX), hints[key.removeprefix(PREFIX)])
         # `1 == True`: the type has to agree as well as the value.
         if not any(type(value) is type(choice) and value == choice for choice in allowed):
             listed = ", ".join(map(repr, allowed))
@@ -64,7 +66,9 @@ def _parse(options: Mapping[str, Any]) -> MokOptions:
     return MokOptions(**{key.removeprefix(PREFIX): value for key, value in options.items()})
 
 
-def _choices(hint: Any) -> tuple[Any, ...]:
+def _choices(name: str, hint: Any) -> tuple[Any, ...]:
+    if name == "provider":
+        return ("auto", *(provider.name for provider in providers()))
     return get_args(hint) if get_origin(hint) is Literal else (True, False)
 
 

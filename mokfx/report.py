@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-from torch.fx import GraphModule
 
 from mokfx.errors import describe_miss
 from mokfx.passes.outcome import Match, Miss
 
 WIDTH = 96
-_FREED = re.compile(r";  (\w+ = )+None")
 _LABEL = 10
 """Columns of the label of a row ("dispatch  ")."""
 
@@ -155,14 +151,3 @@ def _joined(codes: list[str]) -> str:
     if len(codes) == 1:
         return codes[0]
     return "\n\n".join(f"# graph {i + 1} of {len(codes)}\n{code}" for i, code in enumerate(codes))
-
-
-def readable(gm: GraphModule) -> str:
-    """The graph's code with dtypes and shapes, and nothing that differs between machines or runs.
-
-    Comments (they hold paths), blank lines, and the `x = None` by which generated code frees its variables
-    are left out: the text can be pinned in a test.
-    """
-    lines = gm.print_readable(print_output=False).splitlines()
-    kept = (_FREED.sub("", line).rstrip() for line in lines)
-    return "\n".join(line for line in kept if line and not line.lstrip().startswith("#"))

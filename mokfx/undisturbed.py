@@ -68,6 +68,8 @@ def undisturbed_state(model: Callable[..., Any]) -> Iterator[None]:
     ]
     attributes = [(module, _attributes(module)) for module in modules]
     python_random = random.getstate()
+    if isinstance(owner, torch.nn.Module):
+        owner._compiled_call_impl = None  # what `owner.compile(...)` made: a call would lead to its backend
     try:
         with torch.random.fork_rng():
             yield
