@@ -12,7 +12,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from .collectives import EXCHANGES
 from .router import Routed
 
 if TYPE_CHECKING:
@@ -119,11 +118,11 @@ def through_experts(layer: MoE, buckets: Tensor) -> Tensor:
         return layer.ffn.batched(buckets, s.products)
     experts, capacity, hidden = buckets.shape
     ranks = dist.get_world_size(group)
-    arrived = EXCHANGES[s.exchange](buckets, None, None, group).view(ranks, -1, capacity, hidden)
+    arrived = layer.form(buckets, None, None, group).view(ranks, -1, capacity, hidden)
     arrived = arrived.transpose(0, 1).reshape(experts // ranks, ranks * capacity, hidden)
     out = layer.ffn.batched(arrived, s.products).view(-1, ranks, capacity, hidden)
     out = out.permute(1, 0, 2, 3).contiguous().view(experts, capacity, hidden)
-    return EXCHANGES[s.exchange](out, None, None, group)
+    return layer.form(out, None, None, group)
 
 
 CAPACITY: dict[str, Callable[[MoE, Tensor, Routed], Tensor]] = {

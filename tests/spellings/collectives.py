@@ -12,6 +12,7 @@ from torch import Tensor
 
 Splits = list[int] | None
 Group = dist.ProcessGroup
+Form = Callable[[Tensor, Splits, Splits, Group], Tensor]
 
 
 def plain(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
@@ -100,6 +101,32 @@ class _Functional(torch.autograd.Function):
         return funcol.wait_tensor(back), None, None, None
 
 
+class _Listed(torch.autograd.Function):
+    """The list form: a tensor to and from each rank."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
+        ctx.out_splits, ctx.in_splits, ctx.group = out_splits, in_splits, group
+        return _all_to_all_list(x, out_splits, in_splits, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_to_all_list(grad.contiguous(), ctx.in_splits, ctx.out_splits, ctx.group), None, None, None
+
+
+def _all_to_all_list(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
+    ranks = dist.get_world_size(group)
+    sends = list(x.chunk(ranks) if in_splits is None else x.split(in_splits))
+    sizes = [x.shape[0] // ranks] * ranks if out_splits is None else out_splits
+    receives = [x.new_empty((size, *x.shape[1:])) for size in sizes]
+    dist.all_to_all(receives, sends, group=group)
+    return torch.cat(receives)
+
+
+def listed(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
+    return _Listed.apply(x, out_splits, in_splits, group)
+
+
 def function_mirror(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
     return _Mirror.apply(x, out_splits, in_splits, group)
 
@@ -112,17 +139,7 @@ def function_functional(x: Tensor, out_splits: Splits, in_splits: Splits, group:
     return _Functional.apply(x, out_splits, in_splits, group)
 
 
-def listed(x: Tensor, out_splits: Splits, in_splits: Splits, group: Group) -> Tensor:
-    """The list form: a tensor from and to each rank."""
-    out = torch.empty_like(x) if out_splits is None else x.new_empty((sum(out_splits), *x.shape[1:]))
-    ranks = dist.get_world_size(group)
-    sends = list(x.chunk(ranks) if in_splits is None else x.split(in_splits))
-    receives = list(out.chunk(ranks) if out_splits is None else out.split(out_splits))
-    dist.all_to_all(receives, sends, group=group)
-    return out
-
-
-EXCHANGES: dict[str, Callable[[Tensor, Splits, Splits, Group], Tensor]] = {
+EXCHANGES: dict[str, Form] = {
     f.__name__: f
     for f in (
         plain,
@@ -136,5 +153,5 @@ EXCHANGES: dict[str, Callable[[Tensor, Splits, Splits, Group], Tensor]] = {
         listed,
     )
 }
-CUT_IN_EAGER = {"plain", "plain_keywords", "listed"}
+CUT_IN_EAGER = {"plain", "plain_keywords"}
 """Eager autograd stops at these, though compiled code differentiates them."""

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from .collectives import EXCHANGES, Splits
+from .collectives import EXCHANGES, Form, Splits
 
 
 class Sent(NamedTuple):
@@ -140,20 +140,20 @@ def send(
     sorted_ids: Tensor,
     counts: Tensor,
     *,
-    form: str,
+    form: Form,
     count_exchange: str,
     splits: str,
     regroup: str,
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor | None, Sent]:
     """Sorted rows [n, H] (and their weights [n, 1]) to rows by local expert [m, H] (and weights [m, 1])."""
-    exchange, ranks = EXCHANGES[form], dist.get_world_size(group)
+    ranks = dist.get_world_size(group)
     local = counts.shape[0] // ranks
     received = COUNT_EXCHANGES[count_exchange](counts, group).view(ranks, local)
     in_splits = SPLITS[splits](counts.view(ranks, local))
     out_splits = SPLITS[splits](received)
-    arrived = exchange(rows, out_splits, in_splits, group)
-    arrived_weight = None if weight is None else exchange(weight, out_splits, in_splits, group)
+    arrived = form(rows, out_splits, in_splits, group)
+    arrived_weight = None if weight is None else form(weight, out_splits, in_splits, group)
     if regroup in IDS_SENT:
         ids = EXCHANGES["functional"](sorted_ids, out_splits, in_splits, group)
         ids = ids % local if regroup == "ids_sent_modulo" else ids - dist.get_rank(group) * local
@@ -173,7 +173,7 @@ def send(
     return grouped, arrived_weight, Sent(in_splits, out_splits, local_counts, order)
 
 
-def send_back(out: Tensor, sent: Sent, *, form: str, regroup: str, group: dist.ProcessGroup) -> Tensor:
+def send_back(out: Tensor, sent: Sent, *, form: Form, regroup: str, group: dist.ProcessGroup) -> Tensor:
     """Outputs by local expert [m, H] back to the sorted slots they came from [n, H]."""
     ungroup = ungroup_argsort if regroup in IDS_SENT else REGROUP[regroup][1]
-    return EXCHANGES[form](ungroup(out, sent.order), sent.in_splits, sent.out_splits, group)
+    return form(ungroup(out, sent.order), sent.in_splits, sent.out_splits, group)

@@ -50,6 +50,7 @@ class Experts(nn.Module):
         self.activation = GATED[act][1] if self.gated else None
         self.activation1 = None if self.gated else UNGATED[act][1]
         self.storage, self.listed, self.products = storage, listed, PRODUCTS[products]
+        self.hidden_tap: Callable[[Tensor], Tensor] | None = None  # where faults are planted
         self.names = ("gate", "up", "down") if self.gated and fused == "apart" else ("up", "down")
         sizes = {"gate": (hidden, intermediate), "up": (hidden, intermediate), "down": (intermediate, hidden)}
         if self.gated and fused != "apart":
@@ -85,6 +86,8 @@ class Experts(nn.Module):
                 if self.up_first:
                     g, u = u, g
             h = self.activation(g, u)
+        if self.hidden_tap is not None:
+            h = self.hidden_tap(h)
         if weight is not None:
             h = (h * weight).to(rows.dtype)
         return project("down", h)

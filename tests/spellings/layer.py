@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from . import exchange
 from .capacity import CAPACITY
+from .collectives import EXCHANGES
 from .combine import combine
 from .dispatch import COUNTS, COUNTS_OF_CHOICES, FLATTEN, ROWS, ROWS_BY_CHOICE, SORT
 from .experts import Experts
@@ -17,6 +19,9 @@ from .loops import LOOPS
 from .router import Routed, Router
 from .shared import Shared
 from .spelling import Sizes, Spelling
+
+Tap = Callable[..., Any]
+"""`tap(layer, value, **what else is known there)`, the value to go on with: how faults are planted."""
 
 
 class MoE(nn.Module):
@@ -38,6 +43,9 @@ class MoE(nn.Module):
         s = self.spelling = spelling
         self.sizes, self.group, self.dtype = sizes, group, dtype
         self.rank, self.ranks = rank, ranks
+        self.form = self.form_back = EXCHANGES.get(s.exchange)
+        self.group_back = group
+        self.taps: dict[str, Tap] = {}
         self.experts, self.top_k = sizes.experts, s.top_k(sizes)
         self.router = Router(sizes.hidden, sizes.experts, self.top_k, s.router, dtype)
         self.ffn = Experts(
@@ -61,27 +69,33 @@ class MoE(nn.Module):
         s, shape = self.spelling, x.shape
         if s.batched:
             x = x.view(-1, shape[-1])
-        routed = self.router(x, token_ids)
+        routed = self.tap("routed", self.router(x, token_ids))
         if s.whole in CAPACITY:
             y = CAPACITY[s.whole](self, x, routed)
         elif s.whole in LOOPS:
             y = LOOPS[s.whole](self, x, routed)
         else:
             y = self.sorted_experts(x, routed)
-        y = y.to(x.dtype)
+        y = self.tap("combined", y.to(x.dtype), x=x, routed=routed)
         if self.shared is not None:
             y = y + self.shared(x)
         if s.batched:
             y = y.reshape(shape)
-        return self.outputs(y, routed)
+        return self.tap("result", self.outputs(y, routed))
+
+    def tap(self, stage: str, value: Any, **known: Any) -> Any:
+        """The value itself, but where a fault is planted at this stage."""
+        return self.taps[stage](self, value, **known) if stage in self.taps else value
 
     def sorted_experts(self, x: Tensor, routed: Routed) -> Tensor:
         """Dispatch by sorting, the experts (perhaps elsewhere), combine."""
         s, k = self.spelling, self.top_k
         flat = FLATTEN[s.flatten](routed.ids)
-        order = SORT[s.sort](flat)
+        order = self.tap("order", SORT[s.sort](flat), flat=flat, routed=routed)
         rows = (ROWS_BY_CHOICE if s.by_choice else ROWS)[s.rows](x, order, k)
-        counts = COUNTS[s.counts](routed.ids if s.counts in COUNTS_OF_CHOICES else flat, self.experts)
+        rows = self.tap("rows", rows, x=x, order=order)
+        counted = self.tap("counted", routed.ids if s.counts in COUNTS_OF_CHOICES else flat)
+        counts = COUNTS[s.counts](counted, self.experts)
         early = s.weight_sent or s.weight_on != "output"
         weight = None
         if early:
@@ -95,7 +109,7 @@ class MoE(nn.Module):
                 weight,
                 flat[order],
                 counts,
-                form=s.exchange,
+                form=self.form,
                 count_exchange=s.count_exchange,
                 splits=s.splits,
                 regroup=s.regroup,
@@ -104,11 +118,14 @@ class MoE(nn.Module):
             counts = sent.counts
         if weight is not None and s.weight_on == "input":
             rows = (rows * weight).to(x.dtype)
-        out = self.ffn(rows, counts, weight if s.weight_on == "hidden" else None)
+        out = self.run_experts(rows, counts, weight if s.weight_on == "hidden" else None)
         if weight is not None and s.weight_on == "output":
             out = (out * weight).to(x.dtype)
+        out = self.tap("out", out, rows=rows, counts=counts)
         if s.exchange:
-            out = exchange.send_back(out, sent, form=s.exchange, regroup=s.regroup, group=self.group)
+            out = exchange.send_back(out, sent, form=self.form_back, regroup=s.regroup, group=self.group_back)
+        out = self.tap("returned", out, x=x, order=order, routed=routed)
+        order = self.tap("back_order", order)
         return combine(
             s.unsort,
             s.reduce,
@@ -119,6 +136,12 @@ class MoE(nn.Module):
             k,
             by_choice=s.by_choice,
         )
+
+    def run_experts(self, rows: Tensor, counts: Tensor, weight: Tensor | None) -> Tensor:
+        if "no_grad" in self.taps:
+            with torch.no_grad():
+                return self.ffn(rows, counts, weight)
+        return self.ffn(rows, counts, weight)
 
     def outputs(self, y: Tensor, routed: Routed) -> Any:
         kind = self.spelling.outputs
