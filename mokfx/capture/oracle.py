@@ -1,0 +1,227 @@
+"""Answers the questions at which Dynamo stops: a number that only the data knows, needed while tracing.
+
+Three questions have an answer, each with what keeps it honest:
+
+* the length of `torch.bincount(ids, minlength=E)`: E, with a run-time assertion, since only an id >= E makes
+  it longer;
+* the length of a list of hit experts that a `for` runs over: all of them, and row i is expert i (marker,
+  proof);
+* whether there are rows, as the condition of an `if`: yes (marker, proof).
+
+Any other question stays Dynamo's own.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch.fx import Graph, Node, Proxy
+
+from mokfx.capture.emptiness import empty_test, rows_asked
+from mokfx.capture.graph import UnknownValue, hit_list, known, maker_of, number_node, op_name, real, value_of
+from mokfx.capture.markers import EVERY_EXPERT, NONEMPTY
+from mokfx.capture.plan import Plan, Refused, plan_branch, plan_loop
+from mokfx.capture.source import Site, function_of
+from mokfx.capture.trace import Assumption, Moment, Trace, objects_in_reach
+
+if TYPE_CHECKING:
+    from mokfx.capture.session import Capture
+
+TORCH = os.path.dirname(torch.__file__)
+
+
+def answer(session: Capture, trace: Trace, translator: Any, question: sympy.Basic) -> sympy.Basic | None:
+    """The answer to a question that tracing `translator`'s current instruction needs; None leaves it to
+    Dynamo."""
+    if translator.f_code.co_filename.startswith(TORCH):
+        return None
+    oracle = _Oracle(session, trace, translator)
+    numbers = {}
+    for symbol in question.free_symbols:
+        number = oracle.number(symbol)
+        if number is not None:
+            numbers[symbol] = number
+    rest = question.subs(numbers)
+    if not rest.free_symbols:
+        return rest
+    return oracle.rows(rest) if rest == question else None
+
+
+class _Oracle:
+    def __init__(self, session: Capture, trace: Trace, translator: Any) -> None:
+        self.session, self.trace, self.translator = session, trace, translator
+        self.output = translator.output
+        self.graph: Graph = self.output.graph
+        self.instruction = translator.current_instruction
+        self.jumps = self.instruction.opname.startswith("POP_JUMP")
+
+    def number(self, symbol: sympy.Basic) -> int | None:
+        assert isinstance(symbol, sympy.Symbol)
+        for tracer in self.output.tracers:
+            maker = maker_of(tracer.graph, symbol)
+            if maker is not None:
+                break
+        else:
+            return None
+        if op_name(maker) == "bincount":
+            return self.bincount(maker, symbol)
+        if (found := hit_list(maker)) is not None:
+            return None if self.jumps else self.loop(maker, *found)
+        try:
+            value = known(maker, self.trace.hit_lists)
+        except UnknownValue:
+            return None
+        if isinstance(
+            value, torch.Tensor
+        ):  # read by an index: the number has no node of its own, and needs none
+            value_of(maker).item_memo = None
+            self.output.shape_env.pending_fresh_unbacked_symbols.remove(symbol)
+        return real(int, value)
+
+    def bincount(self, maker: Node, symbol: sympy.Symbol) -> int | None:
+        length = maker.kwargs.get("minlength", maker.args[2] if len(maker.args) > 2 else None)
+        if type(length) is not int or length < 1:
+            return None
+        site = Site(self.translator.f_code.co_filename, self.instruction.positions.lineno)
+        message = f"{site.where}: torch.bincount met an id that is not below its minlength={length}"
+        self.output.shape_env.guard_or_defer_runtime_assert(sympy.Eq(symbol, length), message)
+        self.trace.lengths[str(symbol)] = message
+        return length
+
+    def loop(self, maker: Node, hit: Node, num_experts: int) -> int | None:
+        fn = function_of(self.translator.f_code)
+        loop = fn.find_loop(self.instruction.positions) if fn else None
+        line = loop.lineno if loop else self.instruction.positions.lineno
+        site = Site(self.translator.f_code.co_filename, line)
+        what = f"the loop over `{ast.unparse(loop.iter)}`" if loop else "the list of experts that were hit"
+        if self.session.gave_up(site, "loop"):
+            return None
+        if maker in self.trace.hit_lists:
+            return num_experts if (site, "loop") in self.trace.assumptions else None
+        try:
+            if fn is None:
+                raise Refused(
+                    "the source of this function is not at hand (generated code, a lambda, a comprehension)"
+                )
+            if loop is None:
+                raise Refused("it is used other than by a `for` that I can see")
+            if sum(hit_list(user) is not None for user in hit.users) != 1:
+                raise Refused("the list is made twice, so its length may be used elsewhere")
+            plan = plan_loop(fn, loop)
+        except Refused as refusal:
+            self.session.refuse(site, "loop", f"{what} was not captured: {refusal}", maker.name)
+            return None
+        self.trace.hit_lists[maker] = num_experts
+        self.note(site, "loop", what, plan, None).lists.append(maker)
+        rows = maker
+        if isinstance(value_of(maker), tuple):
+            rows = next(user for user in maker.users if op_name(user) == "getitem")
+        self.mark(EVERY_EXPERT, (hit, rows, num_experts, site.where))
+        return num_experts
+
+    def rows(self, question: sympy.Basic) -> sympy.Basic | None:
+        asked = rows_asked(question)
+        if asked is None or not self.jumps:
+            return None
+        size, value = asked
+        fn = function_of(self.translator.f_code)
+        statement = fn.find_if(self.instruction.positions) if fn else None
+        line = statement.lineno if statement else self.instruction.positions.lineno
+        site = Site(self.translator.f_code.co_filename, line)
+        if self.session.gave_up(site, "branch"):
+            return None
+        what = f"the test `{ast.unparse(statement.test) if statement else site.code}`"
+        node = number_node(self.graph, size)
+        try:
+            if fn is None:
+                raise Refused(
+                    "the source of this function is not at hand (generated code, a lambda, a comprehension)"
+                )
+            test = empty_test(statement) if statement else None
+            if statement is None or test is None:
+                raise Refused("it is not by itself the condition of an `if` statement")
+            if node is None:
+                raise Refused(f"no number in the graph is the size {size}")
+            known_plan = self.trace.assumptions.get((site, "branch"))
+            plan = known_plan.plan if known_plan else plan_branch(fn, statement, test)
+            self.note(site, "branch", what, plan, size)
+        except Refused as refusal:
+            self.session.refuse(
+                site, "branch", f"{what} was not captured: {refusal}", node.name if node else ""
+            )
+            return None
+        self.mark(NONEMPTY, (node, site.where))
+        return sympy.true if value else sympy.false
+
+    def note(self, site: Site, kind: str, subject: str, plan: Plan, size: sympy.Basic | None) -> Assumption:
+        moment = Moment(self.translator, size)
+        local = self.translator.symbolic_locals
+        for name in plan.floating:
+            value = _fake(local.get(name))
+            if value is None or not value.is_floating_point():
+                raise Refused(f"`{name}` is not a floating-point tensor")
+        if plan.same_as:
+            value = _fake(local.get(plan.same_as))
+            if value is None:
+                raise Refused(f"`{plan.same_as}` is not a tensor")
+            moment = replace(moment, like=value)
+        if plan.result == "return" and self.translator.parent is None:
+            raise Refused("it returns from the compiled function itself")
+        assumption = self.trace.assumptions.get((site, kind))
+        if assumption is None:
+            assumption = Assumption(site, kind, subject, plan, old=objects_in_reach(self.translator))
+            self.trace.assumptions[site, kind] = assumption
+        assumption.moments.append(moment)
+        return assumption
+
+    def mark(self, marker: Any, arguments: tuple[Any, ...]) -> None:
+        """Adds a marker to the graph, here."""
+        tracer = self.output.current_tracer
+        proxies = tuple(Proxy(a, tracer) if isinstance(a, Node) else a for a in arguments)
+        proxy = self.output.create_proxy("call_function", marker, proxies, {})
+        proxy.node.meta["example_value"] = None
+
+
+def _fake(variable: Any) -> torch.Tensor | None:
+    """The fake tensor behind a Dynamo variable."""
+    try:
+        value = value_of(variable.as_proxy().node)
+    except (AttributeError, NotImplementedError):
+        return None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def known_number(trace: Trace, variable: Any) -> int | bool | None:
+    """The expert's number that a Dynamo number stands for, in a loop over a list of hit experts; None for any
+    other."""
+    if not trace.hit_lists:
+        return None
+    try:
+        value = known(variable.as_proxy().node, trace.hit_lists)
+    except UnknownValue:
+        return None
+    return value if isinstance(value, int) else None
+
+
+def known_verdict(trace: Trace, translator: Any, left: Any, right: Any, op: str) -> bool | None:
+    """The value of `expert == 3` in an `if`, where the tensor `expert` is a row of a list that a loop runs
+    over.
+
+    None leaves the comparison a tensor: its value is not known, or it is not what the next jump tests.
+    """
+    following = translator.next_instruction
+    if not trace.hit_lists or not (following and following.opname.startswith(("POP_JUMP", "TO_BOOL"))):
+        return None
+    try:
+        mine = known(left.as_proxy().node, trace.hit_lists)
+        other = right.as_proxy()
+        other = known(other.node if isinstance(other, Proxy) else other, trace.hit_lists)
+    except (UnknownValue, NotImplementedError):
+        return None
+    verdict = real(getattr(mine, op), other)
+    return real(bool, verdict) if isinstance(verdict, torch.Tensor) and verdict.numel() == 1 else None

@@ -1,0 +1,233 @@
+"""The proof that a graph captured under assumptions means what the model means, or another attempt without
+them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis, UnspecializeRestartAnalysis
+from torch.fx import GraphModule, Node
+
+from mokfx.capture.graph import expression_of, frames, hit_list, nested, op_name, plain_indices, value_of
+from mokfx.capture.markers import MARKERS
+from mokfx.capture.session import active
+from mokfx.capture.trace import Assumption, Moment, Trace
+from mokfx.passes.outcome import Miss
+
+
+class Unproven(UnspecializeRestartAnalysis, TensorifyScalarRestartAnalysis):
+    """Raised inside a backend: Dynamo traces the frame again, and the lines that could not be proven are left
+    to it.
+
+    Dynamo restarts a frame, before any of it has run, for a RestartAnalysis. It lets the second of these two
+    pass through a backend, and forgets for the first what it speculated about the frame's calls."""
+
+    def __init__(self, misses: list[Miss]) -> None:
+        self.misses = misses
+        super().__init__(restart_reason="; ".join(f"{m.where}: {m.reason}" for m in misses))
+
+
+@contextlib.contextmanager
+def proving(gm: GraphModule) -> Iterator[None]:
+    """Goes around the pass in a backend: `with proving(gm): rewrite(gm)`. Does nothing outside
+    `substitutions`.
+
+    Before the pass: checks what must hold whatever the pass finds, and writes the experts' numbers into the
+    graph. After it: checks that the pass absorbed each marker and all that depends on it. Raises Unproven if
+    one check fails; the session then holds a Miss with the reason."""
+    now = active()
+    if now is None:
+        yield
+        return
+    session, trace, translator = now
+    trace.closed = True
+
+    def settle(failures: list[tuple[Assumption, str, str]]) -> None:
+        for assumption, reason, node in failures:
+            session.refuse(
+                assumption.site, assumption.kind, f"{assumption.subject} was not captured: {reason}", node
+            )
+        if failures:
+            raise Unproven([m for m in session.misses if m.where in {a.site.where for a, _, _ in failures}])
+
+    settle(
+        [
+            (a, reason, "")
+            for a in trace.assumptions.values()
+            if (reason := _doubt(gm, trace.hit_lists, a, translator))
+        ]
+    )
+    for graph in nested(gm):
+        plain_indices(graph, {node: n for node, n in trace.hit_lists.items() if node.graph is graph.graph})
+        _speak_clearly(graph, trace)
+    yield
+    settle(_left_over(gm, trace))
+
+
+def unproven(gm: GraphModule) -> list[Miss]:
+    """The speculations that a graph still depends on: those whose marker, or whose skipped statements, it
+    still holds."""
+    now = active()
+    if now is None:
+        return []
+    subject = "{} was not captured: {}"
+    return [
+        Miss(subject.format(a.subject, reason), a.site.where, a.site.code, node)
+        for a, reason, node in _left_over(gm, now[1])
+    ]
+
+
+# Before the pass.
+
+
+def _doubt(gm: GraphModule, lists: dict[Node, int], assumption: Assumption, translator: Any) -> str:
+    """Why skipping the statements may change something besides tensors ("" if it does not)."""
+    while translator is not None:
+        if assumption.holds(translator.f_code.co_filename, translator.lineno):
+            return "the graph ends inside the statements that depend on it"
+        translator = translator.parent
+    markers = [n for graph in nested(gm) for n in graph.graph.nodes if _marks(n, assumption)]
+    if len(markers) != len(assumption.moments):
+        return "its marker was lost"
+    nodes = [(node, at) for graph in nested(gm) for node in graph.graph.nodes if (at := frames(node))]
+    for evidence in (e for effects in assumption.plan.effects for e in effects.evidence):
+        updates = [n for n, at in nodes if evidence.lines.holds(*at[-1]) and _updates(n, evidence.targets)]
+        if not updates:
+            line = evidence.lines.first
+            changed = f"line {line}: `{evidence.what}` is changed there"
+            return f"{changed}, and it is not a tensor that keeps its shape and dtype"
+    for graph in nested(gm):
+        for node in graph.graph.nodes:
+            if node in lists and sum(hit_list(user) is not None for user in node.args[0].users) != 1:
+                return "the list is made twice, so its length may be used elsewhere"
+    for moment in assumption.moments:
+        if doubt := _other_side(assumption, moment):
+            return doubt
+    return _changed_objects(assumption)
+
+
+def _marks(node: Node, assumption: Assumption) -> bool:
+    return node.target in MARKERS and node.args[-1] == assumption.site.where
+
+
+def _updates(node: Node, targets: frozenset[str]) -> bool:
+    """Whether a node is one of these updates of a tensor, which it leaves as it was in shape and dtype."""
+    if op_name(node) not in targets:
+        return False
+    old = value_of(node.args[0]) if node.args else None
+    if not isinstance(old, torch.Tensor):
+        return False
+    new = value_of(node)
+    return not isinstance(new, torch.Tensor) or (new.dtype == old.dtype and new.shape == old.shape)
+
+
+def _other_side(assumption: Assumption, moment: Moment) -> str:
+    """Why the value that the empty branch gives may differ from the value of the branch that was captured."""
+    plan = assumption.plan
+    if not plan.result:
+        return ""
+    local = moment.translator.symbolic_locals
+    variable = moment.translator.symbolic_result if plan.result == "return" else local.get(plan.result)
+    try:
+        value = value_of(variable.as_proxy().node)
+    except (AttributeError, NotImplementedError):
+        value = None
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return "the value for rows is not one tensor"
+    if expression_of(value.shape[0]) != moment.size:
+        return "the value for rows does not have these rows"
+    if any(isinstance(size, torch.SymInt) and size.node.expr.has(moment.size) for size in value.shape[1:]):
+        return "the value's other sizes depend on the number of rows"
+    like = moment.like
+    if like is None:
+        return ""
+    mine = (like.dtype, like.device, tuple(like.shape[1:]))
+    other = (value.dtype, value.device, tuple(value.shape[1:]))
+    if expression_of(like.shape[0]) != moment.size or mine != other:
+        return f"without rows the value is like `{plan.same_as}`, which differs in dtype, device or shape"
+    return ""
+
+
+def _changed_objects(assumption: Assumption) -> str:
+    """Why a Python object may tell whether the statements ran (also one that a function called there
+    changes)."""
+    old = {id(variable) for variable in assumption.old}
+    effects = assumption.moments[0].translator.output.side_effects
+    stacks_of = getattr(effects, "mutation_user_stacks", {})
+    if not stacks_of and any(
+        "Existing" in type(v.mutation_type).__name__ for v in effects._get_modified_vars()
+    ):
+        return "Python objects are changed somewhere in the graph, and Dynamo does not say where"
+    for variable, stacks in stacks_of.items():
+        if "New" in type(variable.mutation_type).__name__ and id(variable) not in old:
+            continue
+        for stack in stacks:
+            inside = [assumption.holds(frame.filename, frame.lineno or 0) for frame in stack]
+            if any(inside[:-1]):  # a statement of the function itself was judged by its syntax
+                return f"`{stack[-1].line}` changes an object"
+    return ""
+
+
+def _speak_clearly(gm: GraphModule, trace: Trace) -> None:
+    """Gives the assertions about a bincount's length a message that says what happened."""
+    for node in gm.graph.nodes:
+        if op_name(node) == "_assert_scalar" and len(node.args) == 2 and isinstance(node.args[1], str):
+            for symbol, message in trace.lengths.items():
+                if f" {symbol} " in f" {node.args[1]} ".replace("(", " ").replace(",", " "):
+                    node.args = (node.args[0], message)
+
+
+# After the pass.
+
+
+def _left_over(gm: GraphModule, trace: Trace) -> list[tuple[Assumption, str, str]]:
+    left: list[tuple[Assumption, str, str]] = []
+    for graph in nested(gm):
+        feeds = _feeding_layers(graph)
+        for node in graph.graph.nodes:
+            if node.op in ("placeholder", "get_attr", "output") or _is_layer(node):
+                continue
+            for assumption in trace.assumptions.values():
+                if node in trace.hit_lists:
+                    if node.users and assumption.kind == "loop" and node in assumption.lists:
+                        left.append((assumption, f"`{node.name}` is used by more than the loop", node.name))
+                elif node.target in MARKERS:
+                    if _marks(node, assumption):
+                        left.append(
+                            (assumption, "no MoE layer that makes it needless was found around it", node.name)
+                        )
+                elif node not in feeds and any(assumption.holds(*at) for at in frames(node)):
+                    reason = f"`{node.name}` also depends on it and is not part of a rewritten MoE layer"
+                    left.append((assumption, reason, node.name))
+    return left
+
+
+def _is_layer(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in (
+        "mok::moe",
+        "mok::moe_backward",
+    )
+
+
+def _feeding_layers(gm: GraphModule) -> set[Node]:
+    """Nodes that only make the arguments of rewritten layers (views of weights), or nothing at all."""
+    found: set[Node] = set()
+    for node in reversed(gm.graph.nodes):
+        pure = node.op in ("get_attr", "call_function", "call_method") and not _writes(node)
+        if pure and all(user in found or _is_layer(user) for user in node.users):
+            found.add(node)
+    return found
+
+
+def _writes(node: Node) -> bool:
+    name = op_name(node)
+    in_place = name.endswith("_") and not name.endswith("__")
+    return (
+        in_place
+        or node.is_impure()
+        or name == "setitem"
+        or (name.startswith("i") and hasattr(torch.Tensor, f"__{name}__"))
+    )
