@@ -22,6 +22,8 @@ from torch._C._distributed_c10d import FileStore
 from mokfx.demo_steps import DemoError, demonstrate
 
 LOOPBACK = ("lo", "lo0")
+FOUND_WRONG = 3
+"""Exit code of a rank that found what `DemoError` says; another code is that of a crash."""
 
 
 def run_ranks(ranks: int, steps: int, seed: int, timeout: float = 300.0) -> None:
@@ -40,9 +42,9 @@ def run_ranks(ranks: int, steps: int, seed: int, timeout: float = 300.0) -> None
                 process.kill()
                 process.wait()
         if failed := [rank for rank, code in enumerate(codes) if code]:
-            # Of a rank that failed because another did, there is nothing to tell.
-            rank = next((rank for rank in failed if "DemoError" in outputs[rank].read_text()), failed[0])
-            raise DemoError(f"rank {rank} of {ranks} failed:\n{outputs[rank].read_text()}")
+            # A rank that only lost its peer has nothing to tell.
+            rank = next((rank for rank in failed if codes[rank] == FOUND_WRONG), failed[0])
+            raise DemoError(f"on rank {rank} of {ranks}:\n{outputs[rank].read_text()}")
         if unfinished := [rank for rank, code in enumerate(codes) if code is None]:
             raise DemoError(f"rank {unfinished[0]} of {ranks} did not finish in {timeout:.0f} s")
         print(outputs[0].read_text(), end="")
@@ -95,7 +97,11 @@ def _main() -> None:
         world_size=arguments.ranks,
         timeout=timedelta(seconds=120),
     )
-    demonstrate(arguments.steps, arguments.seed, dist.group.WORLD)
+    try:
+        demonstrate(arguments.steps, arguments.seed, dist.group.WORLD)
+    except DemoError as error:
+        print(f"\n{error}", flush=True)
+        os._exit(FOUND_WRONG)  # at once: the peers wait for this rank in a collective
     dist.barrier()  # who leaves early would break a slower rank's last collective
     dist.destroy_process_group()
 

@@ -6,13 +6,15 @@ import logging
 import warnings
 from typing import Any
 
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing, counters
 from torch._logging._internal import trace_structured
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from mokfx.broken import find_broken
 from mokfx.errors import MissError, MissWarning, describe_miss
-from mokfx.ops import unsupported_reason
+from mokfx.ops import Call, unsupported_reason
+from mokfx.passes import rewrite
 from mokfx.passes.outcome import Miss
 from mokfx.places import place_of_frames
 from mokfx.readable import readable
@@ -32,11 +34,11 @@ def rewrite_and_report(gm: GraphModule, *, with_code: bool = False) -> GraphRepo
         gm: the graph; its nested graphs are rewritten too.
         with_code: also keep the code of the graph before and after.
     """
-    from mokfx.passes import rewrite
-
     before = readable(gm) if with_code or graph_log.isEnabledFor(logging.DEBUG) else ""
     nodes_before = _size(gm)
-    outcome = rewrite(gm, provider_check=unsupported_reason)
+    # A model may be compiled during a call under `torch.utils.checkpoint`, whose hooks count what is saved.
+    with _disable_saved_tensors_hooks_during_tracing():
+        outcome = rewrite(gm, provider_check=_why_unsupported)
     ended_by = graph_break_after(gm)
     broken = find_broken(gm, ended_by)
     return GraphReport(
@@ -111,6 +113,14 @@ def gist(reason: str) -> str:
     lines = [line.strip() for line in reason.splitlines()]
     explained = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
     return explained[0] if explained else lines[0]
+
+
+def _why_unsupported(node: Node) -> str | None:
+    """Why no provider can run the call of the op that `node` is; None if one can."""
+    args: Any
+    kwargs: Any
+    args, kwargs = map_arg((node.args, node.kwargs), lambda argument: argument.meta["example_value"])
+    return unsupported_reason(Call(*args, **kwargs))
 
 
 def _size(gm: GraphModule) -> int:

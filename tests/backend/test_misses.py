@@ -26,9 +26,9 @@ def line_of(code: str) -> int:
 BREAK = line_of(".tolist()")
 REASON = (
     f"the graph broke here, after models.py:{line_of('.topk(')} chose the experts and before they were "
-    "combined (Operator `aten._local_scalar_dense.default` has a non-Tensor output whose value is dependent on "
-    "the data of Tensor inputs); compile with fullgraph=True or with mokfx.compile(model), which capture sizes "
-    "that depend on data"
+    "combined (Operator `aten._local_scalar_dense.default` has a non-Tensor output whose value is dependent "
+    "on the data of Tensor inputs); compile with fullgraph=True or with mokfx.compile(model), which capture "
+    "sizes that depend on data"
 )
 
 
@@ -49,7 +49,7 @@ def test_warn_names_the_line_and_warns_once() -> None:
     (warning,) = caught
     assert (warning.filename, warning.lineno) == ("models.py", BREAK)
     assert str(warning.message).endswith(REASON)
-    with warnings.catch_warnings(action="error"):
+    with warnings.catch_warnings(action="error", category=mokfx.MissWarning):
         compiled(MoE(), "warn")(tokens(7))
     torch._dynamo.reset()
     with pytest.warns(mokfx.MissWarning):
