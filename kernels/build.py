@@ -1,0 +1,158 @@
+"""Compiles the CUDA kernels with nvcc into a cubin, kept in a user cache, and reports what each kernel takes.
+
+Needs nvcc 12.8 or newer and no GPU. The cache key is the hash of the sources, the architecture and the options,
+so an edited kernel is compiled anew and a compiled one is found again by every process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+log = logging.getLogger("mokfx.kernels")
+
+SOURCE = Path(__file__).parent
+FLAGS = ("-O3", "-std=c++17", "-lineinfo")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What ptxas says that one kernel takes; sizes in bytes, per thread except shared memory."""
+
+    kernel: str
+    registers: int
+    shared: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+
+
+@dataclass(frozen=True)
+class Build:
+    """A compiled set of kernels."""
+
+    cubin: Path
+    arch: str
+    options: tuple[str, ...]
+    usage: tuple[Usage, ...]
+    key: str
+
+    def table(self) -> str:
+        """A line a kernel: registers, shared memory, spilled bytes."""
+        rows = [f"{'kernel':<24}{'registers':>10}{'shared':>8}{'stack':>7}{'spilled':>9}"]
+        rows += [
+            f"{u.kernel:<24}{u.registers:>10}{u.shared:>8}{u.stack:>7}{u.spill_stores + u.spill_loads:>9}"
+            for u in self.usage
+        ]
+        return "\n".join(rows)
+
+
+def cache_folder() -> Path:
+    """Where cubins are kept: $MOKFX_CACHE_DIR, or mokfx/kernels under the user's cache folder."""
+    if folder := os.environ.get("MOKFX_CACHE_DIR"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mokfx" / "kernels"
+
+
+def source_key(arch: str = "sm_90a", options: Sequence[str] = ()) -> str:
+    """The cache key: a hash of all kernel sources, the architecture and the options."""
+    digest = hashlib.sha256(repr((arch, tuple(options), FLAGS)).encode())
+    for file in sorted([*SOURCE.glob("*.cu"), *SOURCE.glob("*.cuh")]):
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def find_nvcc() -> str:
+    """The nvcc to use: $CUDACXX, on the PATH, or under $CUDA_HOME or /usr/local/cuda.
+
+    Raises RuntimeError if there is none.
+    """
+    home = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    for name in (os.environ.get("CUDACXX"), "nvcc", str(home / "bin" / "nvcc")):
+        if name and (found := shutil.which(name)):
+            return found
+    raise RuntimeError(
+        "no nvcc was found on the PATH, in $CUDA_HOME or in $CUDACXX: install the CUDA toolkit 12.8 or newer"
+    )
+
+
+def parse_usage(text: str) -> tuple[Usage, ...]:
+    """The kernels' usage from the output of `ptxas -v`, by name."""
+    number = r"(\d+) bytes"
+    found = []
+    for part in re.split(r"Compiling entry function ", text)[1:]:
+        name = re.match(r"'([^']+)'", part)
+        spills = re.search(rf"{number} stack frame, {number} spill stores, {number} spill loads", part)
+        registers = re.search(r"Used (\d+) registers", part)
+        shared = re.search(rf"{number} smem", part)
+        if name and spills and registers:
+            stack, stores, loads = map(int, spills.groups())
+            size = int(shared.group(1)) if shared else 0
+            found.append(Usage(name.group(1), int(registers.group(1)), size, stack, stores, loads))
+    return tuple(sorted(found, key=lambda usage: usage.kernel))
+
+
+def build(arch: str = "sm_90a", options: Sequence[str] = (), *, force: bool = False) -> Build:
+    """Compiles the forward kernels for `arch`, or finds them in the cache.
+
+    `options` are macros to define, such as "MOKFX_TRACE". Raises RuntimeError with nvcc's words if it fails, or if
+    ptxas says that it had to serialize the tensor core instructions.
+    """
+    key = source_key(arch, options)
+    folder = cache_folder() / key
+    cubin, record = folder / "forward.cubin", folder / "usage.json"
+    if force or not (cubin.exists() and record.exists()):
+        _compile(arch, options, folder)
+    usage = tuple(Usage(**entry) for entry in json.loads(record.read_text()))
+    return Build(cubin, arch, tuple(options), usage, key)
+
+
+def _compile(arch: str, options: Sequence[str], folder: Path) -> None:
+    nvcc = find_nvcc()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log.warning("mokfx: compiling kernels for %s into %s (about 10 s, once)", arch, folder)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(
+        dir=folder.parent
+    ) as name:  # then renamed, so that nobody sees half a build
+        scratch = Path(name)
+        target = arch.removeprefix("sm_")
+        command = [
+            nvcc,
+            f"-gencode=arch=compute_{target},code=sm_{target}",
+            "-cubin",
+            *FLAGS,
+            "-Xptxas",
+            "-v",
+        ]
+        command += [
+            *(f"-D{option}" for option in options),
+            "-o",
+            str(scratch / "forward.cubin"),
+            str(SOURCE / "forward.cu"),
+        ]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        said = run.stdout + run.stderr
+        if run.returncode != 0:
+            raise RuntimeError(
+                f"nvcc could not compile the kernels for {arch} (needs nvcc 12.8 or newer). It said:\n{said}"
+            )
+        if "serialized" in said:
+            raise RuntimeError(
+                f"ptxas serialized the tensor core instructions for {arch}: slow. It said:\n{said}"
+            )
+        (scratch / "usage.json").write_text(json.dumps([asdict(usage) for usage in parse_usage(said)]))
+        folder.mkdir(exist_ok=True)
+        for file in ("forward.cubin", "usage.json"):
+            os.replace(scratch / file, folder / file)
+    log.info("mokfx: compiled in %.1f s", time.perf_counter() - start)

@@ -1,0 +1,119 @@
+// What the host and all parts of the forward kernel agree on: tile sizes, arguments, shared memory, faults.
+#pragma once
+#include "ptx.cuh"
+
+namespace mokfx {
+
+constexpr int UNIT = 64;         // rows of one wgmma; an expert's rows are padded to whole units
+constexpr int TILE_UNITS = 2;    // a tile has 1 or 2 units of rows, so a tail costs 64 rows, not 128
+constexpr int TILE_N = 256;      // columns of a tile (gate/up: 64 of gate, the same 64 of up, the next 64 of gate, of up)
+constexpr int TILE_K = 64;       // one row of 128 bytes, the widest swizzle
+constexpr int STAGES = 4;        // each holds 1024 cycles of work for the tensor cores
+constexpr int BUFFERS = 2;       // 64 x 64 outputs of a warpgroup on their way to global memory
+constexpr int CONSUMERS = 2;     // warpgroups that multiply
+constexpr int THREADS = 128 * (CONSUMERS + 1);
+constexpr int MAX_EXPERTS = 512;
+constexpr int RASTER = 12;       // row tiles that share a weight tile in L2 before the next weight tile is taken
+
+struct Params {
+    TensorMap gate, up, down;    // [expert, out, in], boxes of 64 x 64
+    TensorMap hidden, slots;     // [row, column], boxes of 64 x 64; rows are sorted by expert and padded by UNIT
+    const __nv_bfloat16* x;      // [tokens, width], rows `x_stride` elements apart
+    const void* ids;             // [tokens, choices] int32 or int64
+    const void* weights;         // [tokens, choices]
+    __nv_bfloat16* y;            // [tokens, width]
+    const __nv_bfloat16* slot_outputs;  // what `slots` maps
+    int* row_token;              // [rows] the token of each sorted row, -1 for padding
+    int* slot_row;               // [tokens * choices] the sorted row of each slot, -1 if it is dropped
+    uint32_t* histogram;         // [chunks, experts] slots of each chunk and expert
+    uint32_t* ready;             // [row tiles] (warpgroup, column tile) pairs of `hidden` that are in memory
+    uint32_t* state;             // [4], zero before the first launch: grid barrier, next tile, (warpgroup, tile) pairs of `slots` in memory
+    uint32_t* fault;             // [4] in host memory: reason, block, thread, what it found
+    uint64_t* trace;             // [blocks, TRACE_EVENTS, 2] or null: time and kind of events
+    long long x_stride;
+    int tokens, choices, experts, width, inner;
+    int chunk, chunks;           // slots a block counts and places (a multiple of THREADS), blocks that have some
+    int wide_ids;                // ids are int64
+    int weight_kind;             // 0 float32, 1 bfloat16, 2 float16, 3 float64
+    uint32_t patience;           // how long any wait may take, in units of 2^32 ns
+    int reserved[8];
+};
+static_assert(sizeof(Params) == 832, "kernels/driver.py packs exactly this");
+
+enum Phase : int { UP = 0, DOWN = 1, END = 2 };
+
+struct Tile {
+    int phase, expert;
+    int row, units;   // first sorted row, and how many units of rows
+    int column;       // column tile
+    int flag;         // index into `ready`
+};
+
+struct alignas(1024) Stage {
+    __nv_bfloat16 a[TILE_UNITS * UNIT * TILE_K];
+    __nv_bfloat16 b[TILE_N * TILE_K];
+};
+
+struct Shared {
+    Stage stage[STAGES];
+    alignas(1024) __nv_bfloat16 staging[CONSUMERS][BUFFERS][UNIT * 64];
+    uint64_t full[STAGES], empty[STAGES], tile_full, tile_empty;
+    Tile tile;
+    int tokens[TILE_UNITS * UNIT];       // of the rows of the tile that is being gathered
+    uint16_t unit_begin[MAX_EXPERTS + 1];  // where each expert's rows begin, in units (the host bounds their number)
+    uint16_t tile_begin[MAX_EXPERTS + 1];  // where its row tiles begin
+};
+static_assert(sizeof(Shared) <= 232448, "more shared memory than a block can have");
+
+// ---- faults: a wait that outlasts its deadline or an impossible input ends the launch with a record, never a hang
+
+enum Reason : int { ID_OUT_OF_RANGE = 1, GRID_BARRIER, FULL, EMPTY, TILE_FULL, TILE_EMPTY, HIDDEN, SLOTS };
+
+// Kept small, since it is inlined wherever the multiplying warps wait and hold all their registers.
+__device__ __forceinline__ void fault(const Params& p, int reason, uint32_t found) {
+    volatile uint32_t* record = p.fault;
+    record[1] = blockIdx.x;
+    record[2] = threadIdx.x;
+    record[3] = found;
+    __threadfence_system();
+    record[0] = reason;
+    __nanosleep(100000);  // let the record leave the chip before the trap
+    __trap();
+}
+
+__device__ __forceinline__ void wait(const Params& p, uint64_t* barrier, int parity, int reason) {
+    if (try_wait(barrier, parity)) return;
+    const uint32_t start = now_coarse();
+    while (!try_wait(barrier, parity))
+        if (now_coarse() - start > p.patience) fault(p, reason, parity);
+}
+
+__device__ __forceinline__ void wait_count(const Params& p, const uint32_t* counter, uint32_t target, int reason) {
+    const uint32_t start = now_coarse();
+    for (uint32_t count; (count = load_acquire(counter)) < target; __nanosleep(64))
+        if (now_coarse() - start > p.patience) fault(p, reason, count);
+}
+
+// ---- events for the timeline, recorded only by builds with MOKFX_TRACE
+
+constexpr int TRACE_EVENTS = 1024;
+enum Event : int { STARTED = 1, COUNTED, PLACED, TILE_BEGIN, TILE_MULTIPLIED, TILE_STORED, ALL_STORED, COMBINED };
+
+struct Tracer {
+#ifdef MOKFX_TRACE
+    uint64_t* next;
+    int left;
+    __device__ explicit Tracer(const Params& p)  // thread 0 writes the first 8 events, thread 128 the others
+        : next(p.trace + (uint64_t(blockIdx.x) * TRACE_EVENTS + (threadIdx.x == 128 ? 8 : 0)) * 2), left(TRACE_EVENTS - 8) {}
+    __device__ void operator()(int event, int detail = 0) {
+        if (left-- <= 0) return;
+        *next++ = now();
+        *next++ = uint64_t(detail) << 8 | event;
+    }
+#else
+    __device__ explicit Tracer(const Params&) {}
+    __device__ void operator()(int, int = 0) {}
+#endif
+};
+
+}  // namespace mokfx

@@ -1,0 +1,180 @@
+// The schedule, on the device: count the slots of each expert, lay the experts' rows out one after another, give each
+// slot its row (stable: by slot number), and hand out tiles. Integers only, so it is the same from run to run.
+#pragma once
+#include "layout.cuh"
+
+namespace mokfx {
+
+constexpr int WARPS = THREADS / 32;
+
+struct Scratch {  // lies where the stages will be
+    int total[MAX_EXPERTS], before[MAX_EXPERTS];  // slots of an expert: in all, and in the chunks before this block's
+    int warp[WARPS][MAX_EXPERTS];
+};
+
+// All blocks arrive before any leaves. Block 0 adds what flips the top bit once all others have added 1, so the word
+// needs no reset between launches.
+__device__ inline void grid_barrier(const Params& p) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const uint32_t old = add_release(p.state, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
+        const uint32_t start = now_coarse();
+        while (((load_acquire(p.state) ^ old) & 0x80000000u) == 0)
+            if (now_coarse() - start > p.patience) fault(p, GRID_BARRIER, load_acquire(p.state));
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ int load_id(const Params& p, int slot) {
+    const long long id = p.wide_ids ? static_cast<const long long*>(p.ids)[slot] : static_cast<const int*>(p.ids)[slot];
+    if (id < -1 || id >= p.experts) fault(p, ID_OUT_OF_RANGE, static_cast<uint32_t>(id));
+    return static_cast<int>(id);
+}
+
+// This block's chunk of slots into its row of the histogram; also clears the counters that come after the barrier.
+__device__ inline void count_slots(const Params& p, Scratch& s) {
+    for (int e = threadIdx.x; e < p.experts; e += THREADS) s.total[e] = 0;
+    __syncthreads();
+    const int first = blockIdx.x * p.chunk, last = min(first + p.chunk, p.tokens * p.choices);
+    for (int slot = first + threadIdx.x; slot < last; slot += THREADS) {
+        const int id = load_id(p, slot);
+        if (id >= 0) atomicAdd(&s.total[id], 1);
+    }
+    __syncthreads();
+    if (blockIdx.x < p.chunks)
+        for (int e = threadIdx.x; e < p.experts; e += THREADS) p.histogram[blockIdx.x * p.experts + e] = s.total[e];
+    const int flags = (p.tokens * p.choices) / UNIT + p.experts;
+    for (int i = blockIdx.x * THREADS + threadIdx.x; i < flags; i += gridDim.x * THREADS) p.ready[i] = 0;
+    if (blockIdx.x == 0 && threadIdx.x < 3) p.state[1 + threadIdx.x] = 0;
+}
+
+// Totals over all chunks, and what lies in the chunks before ours.
+__device__ inline void sum_histogram(const Params& p, Scratch& s) {
+    for (int e = threadIdx.x; e < p.experts; e += THREADS) s.total[e] = s.before[e] = 0;
+    __syncthreads();
+    const int groups = (p.experts + 31) / 32, parts = max(1, WARPS / groups);  // a warp reads 32 experts of every parts-th chunk
+    for (int i = threadIdx.x / 32; i < groups * parts; i += WARPS) {
+        const int e = i % groups * 32 + threadIdx.x % 32;
+        if (e >= p.experts) continue;
+        int total = 0, before = 0;
+#pragma unroll 8
+        for (int c = i / groups; c < p.chunks; c += parts) {
+            const int count = __ldcg(p.histogram + c * p.experts + e);
+            total += count;
+            before += c < blockIdx.x ? count : 0;
+        }
+        atomicAdd(&s.total[e], total);
+        atomicAdd(&s.before[e], before);
+    }
+    __syncthreads();
+}
+
+__device__ inline void lay_out_experts(const Params& p, const Scratch& s, Shared& shared) {
+    if (threadIdx.x < 32) {
+        int units_before = 0, tiles_before = 0;
+        for (int base = 0; base < p.experts; base += 32) {
+            const int e = base + threadIdx.x;
+            const int own = e < p.experts ? (s.total[e] + UNIT - 1) / UNIT : 0;
+            int units = own, tiles = (own + TILE_UNITS - 1) / TILE_UNITS;
+            for (int step = 1; step < 32; step *= 2) {
+                const int u = __shfl_up_sync(~0u, units, step), t = __shfl_up_sync(~0u, tiles, step);
+                if (threadIdx.x >= step) units += u, tiles += t;
+            }
+            if (e < p.experts) {
+                shared.unit_begin[e + 1] = units_before + units;
+                shared.tile_begin[e + 1] = tiles_before + tiles;
+            }
+            units_before += __shfl_sync(~0u, units, 31);
+            tiles_before += __shfl_sync(~0u, tiles, 31);
+        }
+        if (threadIdx.x == 0) shared.unit_begin[0] = shared.tile_begin[0] = 0;
+    }
+    __syncthreads();
+}
+
+__device__ inline void place_slots(const Params& p, Scratch& s, const Shared& shared) {
+    for (int e = blockIdx.x; e < p.experts; e += gridDim.x)  // the padding after each expert's rows
+        for (int row = shared.unit_begin[e] * UNIT + s.total[e] + threadIdx.x; row < shared.unit_begin[e + 1] * UNIT; row += THREADS)
+            p.row_token[row] = -1;
+    for (int e = threadIdx.x; e < p.experts; e += THREADS) s.before[e] += shared.unit_begin[e] * UNIT;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first = blockIdx.x * p.chunk, last = min(first + p.chunk, p.tokens * p.choices);
+    for (int base = first; base < last; base += THREADS) {
+        for (int i = threadIdx.x; i < WARPS * MAX_EXPERTS; i += THREADS) s.warp[0][i] = 0;
+        __syncthreads();
+        const int slot = base + threadIdx.x;
+        const int id = slot < last ? load_id(p, slot) : -1;
+        const uint32_t same = __match_any_sync(~0u, id);
+        const int rank = __popc(same & ((1u << lane) - 1));
+        if (id >= 0 && rank == 0) s.warp[warp][id] = __popc(same);
+        __syncthreads();
+        for (int e = threadIdx.x; e < p.experts; e += THREADS) {  // counts become each warp's first row
+            int row = s.before[e];
+            for (int w = 0; w < WARPS; w++) {
+                const int count = s.warp[w][e];
+                s.warp[w][e] = row;
+                row += count;
+            }
+            s.before[e] = row;
+        }
+        __syncthreads();
+        if (slot < last) {
+            const int row = id >= 0 ? s.warp[warp][id] + rank : -1;
+            p.slot_row[slot] = row;
+            if (row >= 0) p.row_token[row] = slot / p.choices;
+        }
+        __syncthreads();
+    }
+}
+
+__device__ inline void make_schedule(const Params& p, Shared& shared, Tracer& trace) {
+    Scratch& scratch = *reinterpret_cast<Scratch*>(shared.stage);
+    static_assert(sizeof(Scratch) <= sizeof(shared.stage));
+    count_slots(p, scratch);
+    grid_barrier(p);
+    if (threadIdx.x == 0) trace(COUNTED);
+    sum_histogram(p, scratch);
+    lay_out_experts(p, scratch, shared);
+    place_slots(p, scratch, shared);
+    fence_proxy_shared();  // the copy engine writes the stages next
+    grid_barrier(p);
+    if (threadIdx.x == 0) trace(PLACED);
+}
+
+// Column tiles of gate/up and of down.
+__device__ __forceinline__ int up_columns(const Params& p) { return (p.inner + TILE_N / 2 - 1) / (TILE_N / 2); }
+__device__ __forceinline__ int down_columns(const Params& p) { return (p.width + TILE_N - 1) / TILE_N; }
+
+// Tile number i of the launch: all tiles of gate/up, then all of down; in each, expert by expert, RASTER row tiles at a
+// time, down the rows first. A tile only waits for tiles with smaller numbers, so handing them out in order cannot deadlock.
+__device__ inline Tile tile_at(const Params& p, const Shared& s, int i) {
+    const int row_tiles = s.tile_begin[p.experts];
+    Tile tile{};
+    int columns = up_columns(p);
+    if (i >= row_tiles * columns) {
+        i -= row_tiles * columns;
+        columns = down_columns(p);
+        tile.phase = i < row_tiles * columns ? DOWN : END;
+        if (tile.phase == END) return tile;
+    }
+    const int at = i / columns;
+    int low = 0, high = p.experts;  // tile_begin[low] <= at < tile_begin[high]
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        (s.tile_begin[middle] <= at ? low : high) = middle;
+    }
+    const int tiles = s.tile_begin[low + 1] - s.tile_begin[low];
+    i -= s.tile_begin[low] * columns;
+    const int group = i / (RASTER * columns), size = min(RASTER, tiles - group * RASTER);
+    i -= group * RASTER * columns;
+    const int m = group * RASTER + i % size;
+    const int unit = s.unit_begin[low] + m * TILE_UNITS;
+    tile.expert = low;
+    tile.row = unit * UNIT;
+    tile.units = min(TILE_UNITS, s.unit_begin[low + 1] - unit);
+    tile.column = i / size;
+    tile.flag = s.tile_begin[low] + m;
+    return tile;
+}
+
+}  // namespace mokfx
