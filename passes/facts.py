@@ -97,6 +97,14 @@ class Facts:
         if isinstance(number, torch.SymInt):
             self._scalars[number.node.expr] = term
 
+    def rename_scalar(self, old: torch.SymInt, new: torch.SymInt) -> None:
+        self.rename_size(old.node.expr, new.node.expr)
+
+    def rename_size(self, old: Size, new: Size) -> None:
+        """What `old` means, `new` means too."""
+        if old != new and old in self._scalars and isinstance(new, sympy.Expr):
+            self._scalars.setdefault(new, self._scalars[old])
+
     def set_size(self, size: Size, term: Term) -> None:
         """Record what a size that is data means."""
         if isinstance(size, sympy.Expr):

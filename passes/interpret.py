@@ -20,7 +20,7 @@ from mokfx.passes.layer import Layer
 from mokfx.passes.recognise import Refusal, recognise
 from mokfx.passes.rules.table import RULES, Call
 from mokfx.passes.terms import apply
-from mokfx.passes.value import Leaf, Value, leaf_value
+from mokfx.passes.value import Leaf, Value, leaf_value, resized
 
 assert rules
 
@@ -79,6 +79,17 @@ class Tracker(TorchDispatchMode):
         leaf = Leaf(tensor, self.node, self.facts.version(tensor), definition=value)
         return leaf_value(leaf, shape_of(tensor))
 
+    def recorded(self, tensor: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+        """`known` in place of `tensor`, if they differ in the names of sizes that are data; it means the same."""
+        if shape_of(tensor) == shape_of(known) or tensor.dim() != known.dim():
+            return tensor
+        value = self.facts.get(tensor)
+        if value is not None:
+            for old, new in zip(shape_of(tensor), shape_of(known), strict=True):
+                self.facts.rename_size(old, new)
+            self.facts.set(known, resized(value, shape_of(known)))
+        return known
+
     # -- recording -------------------------------------------------------------------------------------------------
 
     def _record(self, call: Call) -> None:
@@ -111,8 +122,7 @@ class Tracker(TorchDispatchMode):
             self.unread.append(Unread(call.name, self.node, tuple(routed)))
 
     def _record_write(self, call: Call, writes: list[torch.Tensor]) -> None:
-        functional = call.name.removesuffix("_")
-        result = RULES[functional](call) if functional in RULES and len(writes) == 1 else None
+        result = RULES[call.name](call) if call.name in RULES and len(writes) == 1 else None
         result = self._cut_gradient(result, call) if isinstance(result, Value) else None
         routed = tuple(v for v in self._inputs(call) if v.body.routed)
         inputs = tuple(self._inputs(call))
@@ -211,11 +221,27 @@ class GraphRun(Interpreter):
         self.tracker.node = n
         if n.op == "call_function" and isinstance(n.target, torch._ops.HigherOrderOperator):
             return self.run_higher_order(n)
-        result = super().run_node(n)
+        result = self.recorded(super().run_node(n), n)
         if n.target is torch.amp.autocast_mode._enter_autocast:
             self.entered.append(result)
         elif n.target is torch.amp.autocast_mode._exit_autocast:
             self.entered.remove(n.args[0] if n.args[0] in self.entered else self.env[n.args[0]])  # type: ignore[index]
+        return result
+
+    def recorded(self, result: Any, node: Node) -> Any:
+        """The node's result with the graph's own symbols for sizes that are data, not this run's."""
+        known = node.meta.get("example_value")
+        if isinstance(result, torch.SymInt) and isinstance(known, torch.SymInt):
+            self.tracker.facts.rename_scalar(result, known)
+            return known
+        if isinstance(result, torch.Tensor) and isinstance(known, torch.Tensor):
+            return self.tracker.recorded(result, known)
+        if isinstance(result, tuple | list) and isinstance(known, tuple | list) and len(result) == len(known):
+            pairs = [
+                self.tracker.recorded(r, k) if isinstance(r, torch.Tensor) and isinstance(k, torch.Tensor) else r
+                for r, k in zip(result, known, strict=True)
+            ]
+            return type(result)(pairs) if type(result) in (tuple, list) else result
         return result
 
     def run_higher_order(self, node: Node) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from mokfx.passes.facts import Facts
 from mokfx.passes.terms import (
@@ -16,6 +17,7 @@ from mokfx.passes.terms import (
     at_most,
     bound,
     const,
+    count,
     delta,
     div,
     integer,
@@ -25,11 +27,13 @@ from mokfx.passes.terms import (
     mod,
     mul,
     perm,
+    plus,
     quotient,
     seg,
     start,
     substitute,
     terms_of,
+    valid,
     var,
 )
 from mokfx.passes.value import Value, axis_of, bind, position
@@ -85,6 +89,8 @@ def _within(facts: Facts, target: Term, size: Size) -> Term:
     if limit is not None and at_most(limit, size):
         return ONE
     size_term = facts.size_term(size)
+    if size_term.op == "count" and size_term.args[1] is integer(0):
+        return delta(integer(0), seg(size_term.args[0], target))
     return ONE if size_term.op == "size" else lt(target, size_term)
 
 
@@ -150,7 +156,16 @@ def scatter(
     unknowns = frozenset(v for axis in source.axes for v in axis)
     axes = tuple(tuple(var(v.args[1]) for v in axis) for axis in base.axes)
     solution = Solution()
+    bucket = None if accumulate else _bucket(indices)
+    if bucket is not None:
+        keys, key, place = bucket
+        row, expert, queue = plus(indices[place], start(keys, indices[key])), position(axes[key]), position(axes[place])
+        if not _solve(facts, row, plus(start(keys, expert), queue), unknowns, solution):
+            return None
+        solution.conditions.clear()
     for d, axis in enumerate(axes):
+        if bucket is not None and d in bucket[1:]:
+            continue
         target = position(axis)
         index = indices[d] if d in indices else source.position(dims[d])
         if not _solve(facts, index, target, unknowns, solution):
@@ -158,6 +173,10 @@ def scatter(
     if any(v not in solution.mapping for v in unknowns):
         return None
     body = mul([substitute(source.body, solution.mapping), *solution.conditions])
+    if bucket is not None:
+        if base.body not in (ZERO, integer(0)) or solution.residual:
+            return None
+        return Value(axes, valid(lt(queue, count(keys, expert)), body))
     renamed = {old: new for a, b in zip(base.axes, axes, strict=True) for old, new in zip(a, b, strict=True)}
     before = substitute(base.body, renamed)
     if accumulate:
@@ -169,6 +188,18 @@ def scatter(
     if solution.residual:
         return None
     return Value(axes, overwrite(before, mul(solution.conditions), substitute(source.body, solution.mapping)))
+
+
+def _bucket(indices: dict[int, Term]) -> tuple[Any, int, int] | None:
+    """`(keys, d, c)` if dimension d is indexed by a row's expert and c by its place among the expert's rows."""
+    for d, key in indices.items():
+        for c, place in indices.items():
+            if c == d or place.op != "lin":
+                continue
+            for keys in [t.args[0] for t, factor in place.args[1] if t.op == "start" and factor == -1]:
+                if seg(keys, plus(place, start(keys, key))) is key:
+                    return keys, d, c
+    return None
 
 
 def overwrite(before: Term, condition: Term, after: Term) -> Term:

@@ -498,6 +498,7 @@ def valid(condition: Term, term: Term) -> Term:
 
 
 def mul(factors: Iterable[Term]) -> Term:
+    """A product, flattened and in one order; indicators are 0 or 1, so one of them counts once."""
     flat: list[Term] = []
     scale = 1.0
     conditions: list[Term] = []
@@ -517,9 +518,23 @@ def mul(factors: Iterable[Term]) -> Term:
         return const(0)
     if scale != 1.0:
         flat.append(const(scale))
-    flat.sort()
+    indicators = {f for f in flat if f.op in ("delta", "lt")}
+    if _contradict(indicators):
+        return const(0)
+    flat = sorted([f for f in flat if f not in indicators] + list(indicators))
     result = const(1) if not flat else flat[0] if len(flat) == 1 else make("mul", *flat)
     return reduce(lambda term, condition: valid(condition, term), conditions, result)
+
+
+def _contradict(indicators: set[Term]) -> bool:
+    """Whether one index is asked to be two different numbers."""
+    wanted: dict[Term, Term] = {}
+    for f in indicators:
+        if f.op == "delta":
+            number, key = f.args if f.args[0].op == "int" else reversed(f.args)
+            if number.op == "int" and wanted.setdefault(key, number) is not number:
+                return True
+    return False
 
 
 def add(terms: Iterable[Term]) -> Term:

@@ -118,6 +118,19 @@ def fresh(value: Value) -> Value:
     return Value(tuple(tuple(renamed[v] for v in axis) for axis in value.axes), substitute(value.body, renamed))
 
 
+def resized(value: Value, shape: Sequence[Size]) -> Value:
+    """The same fact where the sizes have other names."""
+    axes: list[Axis] = []
+    mapping: Substitution = {}
+    for axis, size in zip(value.axes, shape, strict=True):
+        if len(axis) == 1 and axis[0].args[1] != size:
+            axes.append(axis_of(size))
+            mapping[axis[0]] = position(axes[-1])
+        else:
+            axes.append(axis)
+    return Value(tuple(axes), substitute(value.body, mapping))
+
+
 def reshape(value: Value, shape: Sequence[Size]) -> Value | None:
     """The same elements in row-major order under another shape, or None if the sizes do not tell how they line up."""
     variables = [v for axis in value.axes for v in axis]

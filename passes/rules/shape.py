@@ -31,7 +31,7 @@ def same(call: Call) -> Value:
 def detach(call: Call) -> Value | None:
     """A cut gradient: what the graph computed so far is given, or cannot be part of the op."""
     value = call.value("self")
-    if not call.is_float or not call.tracker.gradients:
+    if not (call.is_float and call.tracker.gradients and call["self"].requires_grad):
         return value
     return value.with_body(apply("detached", value.body)) if value.body.routed else None
 

@@ -54,7 +54,10 @@ class Call:
     def __init__(self, tracker: Tracker, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         self.tracker = tracker
         self.func = func
-        self.name = f"{func.namespace}.{func._schema.name.split('::')[1]}"
+        name = func._schema.name.split("::")[1]
+        in_place = name.endswith("_") and not name.startswith("__")
+        self.name = f"{func.namespace}.{name.removesuffix('_') if in_place else name}"
+        """The op's name, that of the functional op for an in-place one."""
         schema = func._schema.arguments
         self.arguments = {a.name: a.default_value for a in schema if a.has_default_value()}
         self.arguments |= dict(zip((a.name for a in schema), args, strict=False)) | kwargs
