@@ -12,8 +12,8 @@ from mokfx.ops import fake as fake
 from mokfx.ops.arguments import Call
 from mokfx.ops.checks import check
 from mokfx.ops.providers import (
+    all_providers,
     get_provider,
-    providers,
     register_provider,
     select,
     set_provider,
@@ -25,10 +25,10 @@ from mokfx.ops.schema import MOE as OP
 __all__ = [
     "OP",
     "Call",
+    "all_providers",
     "check",
     "fingerprint",
     "get_provider",
-    "providers",
     "register_provider",
     "select",
     "set_provider",
@@ -45,6 +45,6 @@ def fingerprint() -> str:
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    for provider in providers():
+    for provider in all_providers():
         digest.update(f"{provider.name}={provider.version()}\0".encode())
     return digest.hexdigest()

@@ -1,8 +1,8 @@
 """The autocast rules: under autocast a call runs in the autocast dtype, as the products it replaces would.
 
 x and all weights and biases of experts are cast. `topk_weights` stays, since autocast lowers no weighted sum,
-and so does float64, as in torch's own rules. `mok::moe_backward` is not cast: it gets what the forward ran on.
-Both run with autocast off, or it would lower a provider's own products.
+and so does float64, as in torch's own rules. `mok::moe_backward` casts nothing: it gets what the forward ran
+on. Both run with autocast off, or it would lower a provider's own products.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def register_provider(
     _providers[name] = Provider(name, forward, backward, supports, version)
 
 
-def providers() -> tuple[Provider, ...]:
+def all_providers() -> tuple[Provider, ...]:
     """All registered providers, in the order of registration."""
     return tuple(_providers.values())
 
@@ -125,7 +125,7 @@ def _select(call: Call, requested: str) -> Provider | str:
         reason = provider.supports(call)
         return provider if reason is None else f"provider {requested!r} cannot run this call: {reason}"
     reasons = []
-    for provider in providers():
+    for provider in all_providers():
         if provider.name == REFERENCE:
             continue  # right, but slow: on an accelerator only at request
         reason = provider.supports(call)

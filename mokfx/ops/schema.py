@@ -86,3 +86,8 @@ LIBRARY.define(f"moe_backward(Tensor grad_y, {_ARGUMENTS}) -> Tensor[]", tags=(t
 
 MOE: torch._ops.OpOverload = torch.ops.mok.moe.default
 MOE_BACKWARD: torch._ops.OpOverload = torch.ops.mok.moe_backward.default
+
+# The call is a rendezvous: every rank must make it, also one whose result is empty or unused. Else Inductor
+# folds a call with T = 0 into an empty constant, and the other ranks wait for this one.
+for _op in (MOE, MOE_BACKWARD):
+    torch.fx.node.has_side_effect(_op)

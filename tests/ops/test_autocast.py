@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mokfx.ops import OP
+from tests.ops.caches import no_graph_caches
 from tests.ops.cases import Case, build
 
 FULL = Case(dtype=torch.float32, biases=True, shared="apart+sigmoid", tokens=16)
@@ -66,6 +67,7 @@ def test_backward_inside_the_autocast_region() -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@no_graph_caches()
 def test_compiled(backend: str) -> None:
     eager, compiled = build(FULL).require_grad(), build(FULL).require_grad()
 

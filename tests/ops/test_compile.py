@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from mokfx.ops import OP
+from tests.ops.caches import no_graph_caches
 from tests.ops.cases import Case, Inputs, build
 
 BACKWARD = torch.ops.mok.moe_backward.default
@@ -27,9 +28,8 @@ SOME = [
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+    with no_graph_caches():
+        yield
 
 
 def _backward_arguments(inputs: Inputs, case: Case) -> tuple[Any, ...]:
@@ -128,6 +128,24 @@ def test_a_wrong_argument_is_refused_while_compiling() -> None:
     compiled = torch.compile(lambda: OP(*inputs.args, **inputs.settings), backend="aot_eager", fullgraph=True)
     with pytest.raises(Exception, match=r"w_down is shape \[4, 6, 8\]"):
         compiled()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("tokens", [5, 0])
+def test_no_call_is_optimised_away(backend: str, tokens: int) -> None:
+    """Other ranks wait for it. With T = 0 the result is known at compile time, and nothing reads it."""
+    inputs = build(Case(tokens=tokens))
+    x = inputs.args[0].requires_grad_()
+
+    def layer(x: Tensor) -> Tensor:
+        return OP(x.sin(), *inputs.args[1:], **inputs.settings).cos()
+
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    compiled(x).sum().backward()
+    with torch.profiler.profile() as profile:
+        compiled(x).sum().backward()
+    calls = {event.key: event.count for event in profile.key_averages() if event.key.startswith("mok::")}
+    assert calls == {"mok::moe": 1, "mok::moe_backward": 1}
 
 
 def test_functional_transforms_of_the_outputs_still_trace() -> None:
