@@ -14,7 +14,7 @@
 namespace mokfx {
 
 constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216;  // 128 x 72 + 256 x 216 < 65536
-constexpr int LOADERS = 3;        // arrivals that fill a stage: the TMA warp and the two gathering warps
+constexpr int GATHERERS = 64;     // threads that gather; a stage is full once they and the TMA lane have arrived
 constexpr int TILE_READERS = 3 + 4 * CONSUMERS;  // warps that read the announced tile
 
 struct Ring {  // a position in the ring of stages
@@ -81,7 +81,7 @@ __device__ void load_tiles(const Params& p, Shared& s) {
                     load_weight<UP_N_MAJOR>(i % 2 ? &p.up : &p.gate, full, stage, i, tile.column * 128 + i / 2 * 64, k, tile.expert);
             } else {
                 arrive_expect(full, sizeof(stage.b) + tile.units * UNIT * TILE_K * sizeof(__nv_bfloat16));
-                arrive(full, LOADERS - 1);
+                arrive(full, GATHERERS);
                 for (int u = 0; u < tile.units; u++)
                     tma_load(&p.hidden, full, stage.a + u * UNIT * TILE_K, k, tile.row + u * UNIT);
 #pragma unroll
@@ -93,81 +93,50 @@ __device__ void load_tiles(const Params& p, Shared& s) {
 }
 
 // ---- warps 2 and 3: rows of x, from wherever they lie. Each warp takes every other 8 rows; 8 lanes copy one row's 128
-// bytes. A stage is announced one step late, when its copies have surely landed and been fenced for the tensor cores.
+// bytes. Padding rows copy token 0, whose outputs nobody reads.
+template <int UNITS>
+__device__ __forceinline__ void gather_tile(const Params& p, Shared& s, Ring& ring, const Tile& tile, int warp) {
+    constexpr int MINE = UNITS * UNIT / 8;  // rows of which this thread copies 16 bytes a step
+    const int lane = threadIdx.x % 32, part = lane % 8, first = warp * 8 + lane / 8;
+    const char* from[MINE];
+    uint32_t to[2];  // rows first + {0, 4} + a multiple of 16: two ways to swizzle
+#pragma unroll
+    for (int i = 0; i < MINE; i++) {
+        const int row = first + i / 2 * 16 + i % 2 * 4;
+        from[i] = reinterpret_cast<const char*>(p.x + max(p.row_token[tile.row + row], 0) * p.x_stride + part * 8);
+    }
+    for (int i = 0; i < 2; i++) to[i] = smem(s.stage[0].a) + (first + i * 4) * 128 + (part ^ (first + i * 4) % 8) * 16;
+    const int steps = steps_of(p, tile);
+    for (int step = 0; step < steps; step++, ring.next()) {
+        wait(p, &s.empty[ring.stage], ring.parity ^ 1, EMPTY);
+        const int stage = ring.stage * sizeof(Stage);
+#pragma unroll
+        for (int i = 0; i < MINE; i++) copy_16(to[i % 2] + stage + i / 2 * 2048, from[i] + step * TILE_K * 2);
+        arrive_after_copies(&s.full[ring.stage]);
+    }
+}
+
 __device__ void gather_rows(const Params& p, Shared& s, int warp) {
-    const int lane = threadIdx.x % 32;
-    const int part = lane % 8, first = warp * 8 + lane / 8;  // our 16 bytes of a row; our rows: first + {0, 4, 16, 20, ...}
-    const int near = first * 128 + (part ^ first % 8) * 16, far = (first + 4) * 128 + (part ^ (first + 4) % 8) * 16;
     Ring ring;
-    uint64_t* landing = nullptr;
-    auto announce = [&] {
-        fence_proxy_shared();
-        __syncwarp();
-        if (lane == 0) arrive(landing);
-    };
     for (int parity = 0;;) {
         const Tile tile = take_tile(p, s, parity);
-        if (tile.phase != UP) {
-            copy_wait<0>();
-            if (landing) announce();
-            landing = nullptr;
-            if (tile.phase == END) return;
+        if (tile.phase == END) break;
+        if (tile.phase == DOWN)
             for (int step = steps_of(p, tile); step > 0; step--) ring.next();
-            continue;
-        }
-        const int rows = tile.units * UNIT;
-        for (int i = lane; i < rows / 2; i += 32) {
-            const int row = i / 8 * 16 + warp * 8 + i % 8;
-            s.tokens[row] = p.row_token[tile.row + row];
-        }
-        __syncwarp();
-        const char* x = reinterpret_cast<const char*>(p.x + part * 8);
-        for (int steps = steps_of(p, tile); steps > 0; steps--, ring.next(), x += TILE_K * sizeof(__nv_bfloat16)) {
-            wait(p, &s.empty[ring.stage], ring.parity ^ 1, EMPTY);
-            const uint32_t to = smem(s.stage[ring.stage].a);
-#pragma unroll 2
-            for (int row = 0; row < rows; row += 16) {
-                const int a = s.tokens[first + row], b = s.tokens[first + row + 4];
-                copy_16(to + near + row * 128, x + max(a, 0) * p.x_stride * 2, a < 0 ? 0 : 16);
-                copy_16(to + far + row * 128, x + max(b, 0) * p.x_stride * 2, b < 0 ? 0 : 16);
-            }
-            copy_commit();
-            if (landing) {
-                copy_wait<1>();
-                announce();
-            }
-            landing = &s.full[ring.stage];
-        }
-        __syncwarp();  // all lanes have read the tokens
+        else if (tile.units == 2)
+            gather_tile<2>(p, s, ring, tile, warp);
+        else
+            gather_tile<1>(p, s, ring, tile, warp);
     }
+    copy_wait_all();
 }
 
 // ---- warpgroups 1 and 2: multiply, activate, store
 
-// The products of rows `unit` of the tile with its columns from 64 * `column` on: 2 N of them.
-template <bool N_MAJOR, int N>
-__device__ __forceinline__ void multiply(const Params& p, Shared& s, Ring& ring, int steps, int unit, int column, float (&sum)[N]) {
-    constexpr int NEXT_K = N_MAJOR ? 2048 >> 4 : 32 >> 4;  // 16 k on, in the descriptor's units
-#pragma unroll
-    for (float& x : sum) x = 0;
-    for (int step = 0; step < steps; step++, ring.next()) {
-        Stage& stage = s.stage[ring.stage];
-        wait(p, &s.full[ring.stage], ring.parity, FULL);
-        const uint64_t a = descriptor(smem(stage.a + unit * UNIT * TILE_K), 0);
-        const uint64_t b = descriptor(smem(stage.b + column * 64 * TILE_K), N_MAJOR ? 64 * TILE_K * 2 : 0);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < TILE_K / 16; k++) wgmma<N_MAJOR>(sum, a + k * 2, b + k * NEXT_K);
-        wgmma_commit();
-        wgmma_wait<0>();
-        if (threadIdx.x % 32 == 0) arrive(&s.empty[ring.stage]);
-    }
-}
-
 __device__ __forceinline__ float swiglu(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
 
-// A warpgroup's outputs leave through BUFFERS of 64 x 64. What has been stored is announced at the next tile's
-// store, long after it has landed, and in any case before the warpgroup waits for what other blocks have to announce.
+// A warpgroup's outputs leave through BUFFERS of 64 x 64. What has been stored is announced during the
+// next tile, long after it has landed, and in any case before the warpgroup waits for what other blocks have to announce.
 struct Outbox {
     Shared& s;
     const int group;
@@ -222,13 +191,36 @@ __device__ __forceinline__ void store_block(const Params& p, Outbox& out, const 
     }
 }
 
+// The products of rows `unit` of the tile with its columns from 64 * `column` on: 2 N of them.
+template <bool N_MAJOR, int N>
+__device__ __forceinline__ void multiply(const Params& p, Shared& s, Ring& ring, Outbox& out, const Tile& tile, int unit, int column, float (&sum)[N]) {
+    constexpr int NEXT_K = N_MAJOR ? 2048 >> 4 : 32 >> 4;  // 16 k on, in the descriptor's units
+#pragma unroll
+    for (float& x : sum) x = 0;
+    const int steps = steps_of(p, tile);
+    for (int step = 0; step < steps; step++, ring.next()) {
+        Stage& stage = s.stage[ring.stage];
+        wait(p, &s.full[ring.stage], ring.parity, FULL);
+        if (tile.phase == UP) fence_proxy_shared();  // rows of x came by ordinary copies
+        const uint64_t a = descriptor(smem(stage.a + unit * UNIT * TILE_K), 0);
+        const uint64_t b = descriptor(smem(stage.b + column * 64 * TILE_K), N_MAJOR ? 64 * TILE_K * 2 : 0);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < TILE_K / 16; k++) wgmma<N_MAJOR>(sum, a + k * 2, b + k * NEXT_K);
+        wgmma_commit();
+        if (step == 1) out.announce();  // of the tile before, while the tensor cores are busy
+        wgmma_wait<0>();
+        if (threadIdx.x % 32 == 0) arrive(&s.empty[ring.stage]);
+    }
+}
+
 template <bool N_MAJOR, int N>
 __device__ __forceinline__ void run_tile(const Params& p, Shared& s, Ring& ring, Outbox& out, const Tile& tile, Tracer& trace) {
     float sum[N];  // 128: our own unit of rows, all columns; 64: the only unit, our half of the columns
     const int unit = N == 128 ? out.group : 0, half = N == 128 ? 0 : out.group;
-    multiply<N_MAJOR>(p, s, ring, steps_of(p, tile), unit, half * 2, sum);
+    multiply<N_MAJOR>(p, s, ring, out, tile, unit, half * 2, sum);
     if (threadIdx.x == 128) trace(TILE_MULTIPLIED, tile.phase);
-    out.announce();  // also means that the buffers are free
+    out.announce();  // nothing is left to announce unless the tile had one step; the buffers are free
     out.barrier();
     store_block<0>(p, out, tile, sum, unit, half);
     if constexpr (N == 128) store_block<1>(p, out, tile, sum, unit, 1);
@@ -277,7 +269,7 @@ __device__ __forceinline__ void forward(const Params& p) {
         trace(STARTED);
         for (const TensorMap* map = &p.gate; map <= &p.slots; map++) prefetch_map(map);
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(&s.full[i], LOADERS);
+            barrier_init(&s.full[i], 1 + GATHERERS);
             barrier_init(&s.empty[i], 4 * CONSUMERS);
         }
         barrier_init(&s.tile_full, 1);

@@ -59,7 +59,6 @@ struct Shared {
     alignas(1024) __nv_bfloat16 staging[CONSUMERS][BUFFERS][UNIT * 64];
     uint64_t full[STAGES], empty[STAGES], tile_full, tile_empty;
     Tile tile;
-    int tokens[TILE_UNITS * UNIT];       // of the rows of the tile that is being gathered
     uint16_t unit_begin[MAX_EXPERTS + 1];  // where each expert's rows begin, in units (the host bounds their number)
     uint16_t tile_begin[MAX_EXPERTS + 1];  // where its row tiles begin
 };
