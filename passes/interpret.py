@@ -161,14 +161,20 @@ class Tracker(TorchDispatchMode):
         body = value.body
         if out.is_floating_point() and not body.routed and not body.looked_up and body.op not in _KEPT:
             self.facts.leaf(out, self.node, made_by=call.name, inputs=inputs, definition=value)
-            if body.op == "add":
-                self._look(out, value)
-            return
-        self.facts.set(out, value)
-        self._look(out, value)
+        else:
+            self.facts.set(out, value)
 
-    def _look(self, out: torch.Tensor, value: Value) -> None:
-        layer = recognise(value) if out.is_floating_point() else None
+    def look(self, out: torch.Tensor) -> None:
+        """Ask whether a tensor that the graph has a name for is the output of a layer."""
+        value = self.facts.get(out)
+        if value is None or not out.is_floating_point():
+            return
+        leaf = value.body.args[0] if value.body.op == "at" else None
+        if isinstance(leaf, Leaf) and leaf.tensor is out:
+            if leaf.definition is None or leaf.layer is not None or leaf.definition.body.op != "add":
+                return
+            value = leaf.definition
+        layer = recognise(value)
         if isinstance(layer, Refusal):
             self.refusals.append((self.node, layer))
         elif layer is not None:
@@ -221,12 +227,20 @@ class GraphRun(Interpreter):
         self.tracker.node = n
         if n.op == "call_function" and isinstance(n.target, torch._ops.HigherOrderOperator):
             return self.run_higher_order(n)
+        written = len(self.tracker.writes)
         result = self.recorded(super().run_node(n), n)
+        self.look(result, n, {storage for _, storage in self.tracker.writes[written:]})
         if n.target is torch.amp.autocast_mode._enter_autocast:
             self.entered.append(result)
         elif n.target is torch.amp.autocast_mode._exit_autocast:
             self.entered.remove(n.args[0] if n.args[0] in self.entered else self.env[n.args[0]])  # type: ignore[index]
         return result
+
+    def look(self, result: Any, node: Node, written: set[int]) -> None:
+        tensors = [result, *(self.env.get(a) for a in node.all_input_nodes if written)]
+        for tensor in {id(t): t for t in tensors if isinstance(t, torch.Tensor)}.values():
+            if tensor is result or storage_of(tensor) in written:
+                self.tracker.look(tensor)
 
     def recorded(self, result: Any, node: Node) -> Any:
         """The node's result with the graph's own symbols for sizes that are data, not this run's."""

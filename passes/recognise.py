@@ -37,6 +37,7 @@ from mokfx.passes.terms import (
     radix,
     substitute,
     terms_of,
+    var,
 )
 from mokfx.passes.facts import shape_of
 from mokfx.passes.value import Leaf, Stack, Value, position, size_of, sizes
@@ -75,6 +76,8 @@ class _Recognition:
 
     def __init__(self, value: Value) -> None:
         self.value = value
+        self.choice = integer(0)
+        self.ids: Operand | None = None
         *self.token_axes, hidden = value.axes
         self.token = radix([v for a in self.token_axes for v in a], [s for a in self.token_axes for s in sizes(a)])
         self.hidden = position(hidden)
@@ -89,7 +92,6 @@ class _Recognition:
         _no_leftover(parts)
         capacity = self.take_capacity(parts)
         scale, parts = _constants(parts)
-        self.ids: Operand | None = None
         weights, outputs = self.split_weights(parts)
         if len(outputs) != 1:
             names = " * ".join(f"`{describe(p)}`" for p in outputs) or "nothing"
@@ -143,28 +145,44 @@ class _Recognition:
         if len(variables) > 1:
             raise NotRecognised("its terms sum over different numbers of choices", 1)
         choice = next((p.choice for p in pieces if p.choice.op == "var"), integer(0))
-        summands = [
-            (piece.expert, piece.key, substitute(piece.body, {piece.choice: choice} if piece.choice.op == "var" else {}))
-            for piece in pieces
-        ]
-        keys = [substitute(p.key, {p.choice: choice}) if p.key is not None else None for p in pieces]
-        if len(summands) == 1 and summands[0][0] is None:
-            return choice, summands[0][2], False
-        if any(expert is None for expert, _, _ in summands):
+        by_key: dict[Term | None, list[tuple[int, Term]]] = {}
+        for piece in pieces:
+            rename = {piece.choice: choice} if piece.choice.op == "var" else {}
+            key = None if piece.key is None else substitute(piece.key, rename)
+            by_key.setdefault(key, []).append((piece.expert or 0, substitute(piece.body, rename)))
+        self.choice = choice
+        summands: list[Term] = []
+        for key, bodies in by_key.items():
+            summands += [body for _, body in bodies] if key is None else [self.over_experts(key, bodies)]
+        if len(summands) == 1:
+            return choice, summands[0], None not in by_key
+        if choice.op == "var":
             raise NotRecognised("something is added to the sum over a token's choices that is no expert's output", 1)
-        if len(set(keys)) != 1:
-            raise NotRecognised("the experts' outputs are selected by different ids", 1)
-        return choice, self.over_experts(keys[0], summands), True  # type: ignore[arg-type]
+        return (*self.over_known_choices(summands), None not in by_key)
 
-    def over_experts(self, key: Term, summands: Sequence[tuple[int | None, Term | None, Term]]) -> Term:
-        ordered = sorted(summands, key=lambda item: item[0])  # type: ignore[arg-type,return-value]
-        experts = [expert for expert, _, _ in ordered]
+    def over_known_choices(self, summands: Sequence[Term]) -> tuple[Term, Term]:
+        """A sum that the program writes out choice by choice."""
+        choice = var(len(summands))
+        ordered = sorted(summands, key=_first_choice)
+        whole = generalise(ordered, choice)
+        if whole is None:
+            raise NotRecognised("the terms of a sum are not the same thing for each choice", 1)
+        return choice, whole
+
+    def over_experts(self, key: Term, summands: Sequence[tuple[int, Term]]) -> Term:
+        """A sum that the program writes out expert by expert: the summand of the expert that `key` names."""
+        ordered = sorted(summands, key=lambda item: item[0])
+        experts = [expert for expert, _ in ordered]
+        owners = [t for t in _atoms(key) if t.op == "at"]
+        if len(owners) == 1 and isinstance(owners[0].args[0], Leaf):
+            self.ids = Operand(owners[0].args[0], owners[0].args[2:])
         expected = list(range(len(experts)))
-        if experts != expected:
+        known = None if self.ids is None else self.ids.leaves[0].bound
+        if known == len(set(experts)) and experts != expected or len(set(experts)) != len(experts):
             raise NotRecognised(f"the loop over the experts visits {experts}, not each of {expected} once", 0)
-        if len(experts) == 1:
-            return substitute_constant(ordered[0][2], key)
-        whole = generalise([body for _, _, body in ordered], key)
+        if known is not None and key.op == "at" and len(experts) != known:
+            raise NotRecognised(f"it sums over {len(experts)} of {known} experts", 1)
+        whole = generalise([body for _, body in ordered], key)
         if whole is None:
             raise NotRecognised("the experts of the loop differ in more than their weights", 2)
         return whole
@@ -324,6 +342,18 @@ def _pieces(term: Term, hidden: Term) -> list[_Piece]:
     return found
 
 
+def _first_choice(term: Term) -> int:
+    """The smallest known number that a summand reads a tensor at, last: its choice."""
+    best = 0
+    todo = [term]
+    while todo:
+        node = todo.pop()
+        if node.op == "at" and node.args[-1].op == "int":
+            best = max(best, int(node.args[-1].args[0]))
+        todo.extend(a for a in node.args if isinstance(a, Term))
+    return best
+
+
 def _is_choice(term: Term, hidden: Term) -> bool:
     """Whether a sum is over a token's choices, and not the inner dimension of the last projection."""
     variable, body = term.args
@@ -448,10 +478,6 @@ def _element(operand: Operand) -> Term:
     from mokfx.passes.terms import at
 
     return at(operand.leaf, (), *operand.index)
-
-
-def substitute_constant(term: Term, key: Term) -> Term:
-    return term
 
 
 def _extent(down: Matrix) -> Size:

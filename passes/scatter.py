@@ -146,12 +146,18 @@ def segment_key(facts: Facts, begin: Term, size: Size) -> tuple[object, Term] | 
 
 
 def scatter(
-    facts: Facts, base: Value, indices: dict[int, Term], source: Value, dims: dict[int, int], accumulate: bool
+    facts: Facts,
+    base: Value,
+    indices: dict[int, Term],
+    source: Value,
+    dims: dict[int, int],
+    accumulate: bool,
+    once: bool = False,
 ) -> Value | None:
     """`base` after `base[..., indices[d], ...] = source` (or `+=`).
 
     `indices[d]` is the index of base dimension d, over the source's variables; `dims[d]` is the source dimension
-    that goes along base dimension d unchanged.
+    that goes along base dimension d unchanged. `once` asks that no two source rows share a target.
     """
     unknowns = frozenset(v for axis in source.axes for v in axis)
     axes = tuple(tuple(var(v.args[1]) for v in axis) for axis in base.axes)
@@ -171,6 +177,8 @@ def scatter(
         if not _solve(facts, index, target, unknowns, solution):
             return None
     if any(v not in solution.mapping for v in unknowns):
+        return None
+    if once and solution.residual and not any(_picks_once(c) for c in solution.conditions):
         return None
     body = mul([substitute(source.body, solution.mapping), *solution.conditions])
     if bucket is not None:
@@ -200,6 +208,11 @@ def _bucket(indices: dict[int, Term]) -> tuple[Any, int, int] | None:
                 if seg(keys, plus(place, start(keys, key))) is key:
                     return keys, d, c
     return None
+
+
+def _picks_once(condition: Term) -> bool:
+    """Whether at most one of a token's choices meets a condition."""
+    return condition.op == "delta" and any(a.op == "at" and a.args[0].distinct for a in condition.args)
 
 
 def overwrite(before: Term, condition: Term, after: Term) -> Term:

@@ -167,17 +167,15 @@ def _write(
     source = Value(full, bodies[-1])
     where = dict(zip(where, bodies, strict=False))
     dims = {d: len(axes) + i for i, d in enumerate(whole)}
-    if not accumulate:
-        increment = _increment(base, where, source, dims)
-        if increment is not None:
-            source, accumulate = increment, True
-    return scatter(call.facts, base, where, source, dims, accumulate)
+    written = scatter(call.facts, base, where, source, dims, accumulate)
+    increment = None if accumulate or written is not None else _increment(base, where, source, dims)
+    return written if increment is None else scatter(call.facts, base, where, increment, dims, True, once=True)
 
 
 def _increment(base: Value, where: dict[int, Term], source: Value, dims: dict[int, int]) -> Value | None:
     """`base[i] = base[i] + v` adds v: what remains of the source once `base[i]` is taken away."""
-    if base.body.op == "const":
-        return None
+    if base.body is ZERO:
+        return source
     again = fresh(base)
     mapping = {}
     for d in range(len(base.axes)):
