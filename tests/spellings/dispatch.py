@@ -112,3 +112,5 @@ COUNTS: dict[str, Callable[[Tensor, int], Tensor]] = {
 """ids [T, k] (or received ids [n]) and the number of experts to each expert's number of slots [E] int64."""
 COUNTS_OF_CHOICES = {"one_hot_sum2", "scatter_sum", "equals_sum2"}
 """These read the ids as [T, k], so cannot count ids received as a flat list."""
+COUNTS_OF_DISTINCT = {"scatter_sum"}
+"""These count a token once for an expert that it chose twice."""

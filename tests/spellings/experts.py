@@ -51,6 +51,7 @@ class Experts(nn.Module):
         self.activation1 = None if self.gated else UNGATED[act][1]
         self.storage, self.listed, self.products = storage, listed, PRODUCTS[products]
         self.hidden_tap: Callable[[Tensor], Tensor] | None = None  # where faults are planted
+        self.shift = 0  # another one: expert e uses the weights of e + shift
         self.names = ("gate", "up", "down") if self.gated and fused == "apart" else ("up", "down")
         sizes = {"gate": (hidden, intermediate), "up": (hidden, intermediate), "down": (intermediate, hidden)}
         if self.gated and fused != "apart":
@@ -72,6 +73,8 @@ class Experts(nn.Module):
     def weight(self, name: str) -> Tensor:
         """The stacked weight of a projection as [count, in, out], as every grouped product wants it."""
         w = getattr(self, name)
+        if self.shift:
+            w = w.roll(-self.shift, 0)
         return w if self.storage == "in_out" else w.transpose(1, 2)
 
     def network(self, rows: Tensor, project: Project, weight: Tensor | None) -> Tensor:
@@ -196,6 +199,8 @@ def gathered(m: Experts, rows: Tensor, counts: Tensor, weight: Tensor | None) ->
 
 def _one(m: Experts, e: Any) -> Project:
     """The products of expert `e` alone, as a loop over experts writes them."""
+    if m.shift:
+        e = (e + m.shift) % m.count
 
     def project(name: str, r: Tensor) -> Tensor:
         if m.listed:

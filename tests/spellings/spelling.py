@@ -125,8 +125,9 @@ class Spelling:
             return "a search for tokens does not exchange, and has one expert at a time"
         if self.whole in loops.STACKED_ONLY and self.listed:
             return "the experts are indexed by a tensor"
-        if self.whole in loops.DISTINCT_ONLY and self.router in router.REPEATING:
-            return "the loop wants a token's experts to differ"
+        wants_distinct = self.whole in loops.DISTINCT_ONLY or self.counts in dispatch.COUNTS_OF_DISTINCT
+        if wants_distinct and self.router in router.REPEATING:
+            return "a token's experts must differ"
         return None
 
     def _unused_problem(self) -> str | None:

@@ -121,10 +121,10 @@ def test_needs_substitution(spelling: Spelling, fake_group: dist.ProcessGroup) -
             capture(layer, *layer.example())
 
 
-def check_exchanges(rank: int, ids: list[str], tokens: list[int]) -> int:
-    """Every spelling of `ids` on this rank; how many there were."""
+def check_exchanges(rank: int, spellings: list[Spelling], tokens: list[int]) -> int:
+    """Every spelling on this rank; how many there were."""
     group, done, ranks = dist.group.WORLD, 0, dist.get_world_size()
-    for s in (s for s in RUNNABLE if s.id in ids):
+    for s in spellings:
         layers = [build(s, Sizes(), group, dtype_of(s), rank=r) for r in range(ranks)]
         # A capacity counts for all ranks, so they need as many tokens.
         inputs = [m.example(tokens[0] if s.whole else tokens[r], seed=r) for r, m in enumerate(layers)]
@@ -145,12 +145,12 @@ def check_exchanges(rank: int, ids: list[str], tokens: list[int]) -> int:
 @pytest.mark.parametrize("tokens", [[16, 10], [12, 0]], ids=str)
 def test_two_ranks_equal_oracle(tokens: list[int]) -> None:
     # a loss that is a mean over no tokens is nan
-    some = [s.id for s in RUNNABLE if 0 not in tokens or s.outputs != "y_aux"]
+    some = [s for s in RUNNABLE if 0 not in tokens or s.outputs != "y_aux"]
     assert run_ranks(2, check_exchanges, some, tokens) == [len(some)] * 2
 
 
 def test_four_ranks_equal_oracle() -> None:
-    some = [s.id for s in RUNNABLE[::4]]
+    some = RUNNABLE[::4]
     assert run_ranks(4, check_exchanges, some, [6, 4, 0, 8]) == [len(some)] * 4
 
 
