@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import FileStore
 from mokfx.demo_steps import DemoError, demonstrate
 
 LOOPBACK = ("lo", "lo0")
+MODULE = "mokfx.demo_ranks"
 FOUND_WRONG = 3
 """Exit code of a rank that found what `DemoError` says; another code is that of a crash."""
 
@@ -55,7 +56,7 @@ def run_ranks(ranks: int, steps: int, seed: int, timeout: float = 300.0) -> None
 def _start(
     rank: int, ranks: int, steps: int, seed: int, folder: str, output: Path
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "mokfx.demo_ranks", folder]
+    command = [sys.executable, "-m", MODULE, folder]
     numbers = {"--rank": rank, "--ranks": ranks, "--steps": steps, "--seed": seed}
     with output.open("wb") as stream:
         return subprocess.Popen(
