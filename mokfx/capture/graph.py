@@ -60,7 +60,7 @@ def number_node(graph: Graph, expression: sympy.Basic) -> Node | None:
     return None
 
 
-def maker_of(graph: Graph, symbol: sympy.Symbol) -> Node | None:
+def maker_of(graph: Graph, symbol: sympy.Basic) -> Node | None:
     """The node that made an unbacked symbol: its value, or its result has it as a size, or is a tensor whose
     one number it is (read by an index, say, before there is an `item` node)."""
     for node in graph.nodes:
@@ -75,15 +75,12 @@ def maker_of(graph: Graph, symbol: sympy.Symbol) -> Node | None:
     return None
 
 
-def hit_list(node: Node) -> tuple[Node, int] | None:
-    """For `hit.nonzero()`, `torch.where(hit)`, `torch.argwhere(hit)` of a vector of a known length: (hit,
-    length)."""
+def hit_list(node: Node) -> Node | None:
+    """For `hit.nonzero()`, `torch.where(hit)`, `torch.argwhere(hit)` of a vector: the node of `hit`."""
     if op_name(node) not in SIZED_BY_DATA or len(node.args) != 1 or not isinstance(node.args[0], Node):
         return None
     hit = value_of(node.args[0])
-    if not isinstance(hit, torch.Tensor) or hit.dim() != 1 or not isinstance(hit.shape[0], int):
-        return None
-    return node.args[0], hit.shape[0]
+    return node.args[0] if isinstance(hit, torch.Tensor) and hit.dim() == 1 else None
 
 
 class UnknownValue(Exception):
@@ -152,9 +149,7 @@ def plain_indices(gm: GraphModule, lists: dict[Node, int]) -> None:
             op_name(node) == "_assert_scalar"
             and _follows(node.args[0], lists)
             and known(node.args[0], lists, lengths=True)
-        ):
-            gm.graph.erase_node(node)
-        elif not node.users and node not in lists and op_name(node) in READS and _follows(node, lists):
+        ) or (not node.users and node not in lists and op_name(node) in READS and _follows(node, lists)):
             gm.graph.erase_node(node)
 
 

@@ -52,6 +52,17 @@ def answer(session: Capture, trace: Trace, translator: Any, question: sympy.Basi
     return oracle.rows(rest) if rest == question else None
 
 
+def is_list_length(translator: Any, question: sympy.Basic) -> bool:
+    """Whether a question that got no answer is about the length of a list of hit experts, or of a
+    bincount."""
+    makers = [
+        maker_of(tracer.graph, symbol)
+        for tracer in translator.output.tracers
+        for symbol in question.free_symbols
+    ]
+    return any(m is not None and (op_name(m) == "bincount" or hit_list(m) is not None) for m in makers)
+
+
 class _Oracle:
     def __init__(self, session: Capture, trace: Trace, translator: Any) -> None:
         self.session, self.trace, self.translator = session, trace, translator
@@ -61,17 +72,14 @@ class _Oracle:
         self.jumps = self.instruction.opname.startswith("POP_JUMP")
 
     def number(self, symbol: sympy.Basic) -> int | None:
-        assert isinstance(symbol, sympy.Symbol)
-        for tracer in self.output.tracers:
-            maker = maker_of(tracer.graph, symbol)
-            if maker is not None:
-                break
-        else:
+        maker = self.maker(symbol)
+        if maker is None:
             return None
         if op_name(maker) == "bincount":
             return self.bincount(maker, symbol)
-        if (found := hit_list(maker)) is not None:
-            return None if self.jumps else self.loop(maker, *found)
+        if (hit := hit_list(maker)) is not None:
+            num_experts = self.length(hit)
+            return None if self.jumps or num_experts is None else self.loop(maker, hit, num_experts)
         try:
             value = known(maker, self.trace.hit_lists)
         except UnknownValue:
@@ -83,7 +91,21 @@ class _Oracle:
             self.output.shape_env.pending_fresh_unbacked_symbols.remove(symbol)
         return real(int, value)
 
-    def bincount(self, maker: Node, symbol: sympy.Symbol) -> int | None:
+    def maker(self, symbol: sympy.Basic) -> Node | None:
+        makers = (maker_of(tracer.graph, symbol) for tracer in self.output.tracers)
+        return next((maker for maker in makers if maker is not None), None)
+
+    def length(self, hit: Node) -> int | None:
+        """The number of experts that a hit vector is about, if it is known: also that of a bincount."""
+        size = value_of(hit).shape[0]
+        if isinstance(size, int):
+            return size
+        if isinstance(size.node.expr, sympy.Integer):
+            return int(size.node.expr)
+        maker = self.maker(size.node.expr)
+        return self.bincount(maker, size.node.expr) if maker and op_name(maker) == "bincount" else None
+
+    def bincount(self, maker: Node, symbol: sympy.Basic) -> int | None:
         length = maker.kwargs.get("minlength", maker.args[2] if len(maker.args) > 2 else None)
         if type(length) is not int or length < 1:
             return None

@@ -16,7 +16,6 @@ ROW_VIEWS = {
     "view",
     "reshape",
     "ravel",
-    "tolist",
     "unbind",
     "cpu",
     "to",
@@ -112,22 +111,41 @@ def _lists_rows(fn: Function, value: ast.expr) -> bool:
     match value:
         case ast.Call(func=ast.Attribute(attr=method)) if method in HIT_LISTS:
             return True
+        case ast.Call(func=ast.Attribute(value=inner, attr="tolist")):
+            return _is_vector(fn, inner) and _lists_rows(fn, inner)
         case ast.Call(func=ast.Attribute(value=inner, attr=method)) if method in ROW_VIEWS:
             return _lists_rows(fn, inner)
         case ast.Subscript(value=inner, slice=ast.Constant(value=0)):
             return _lists_rows(fn, inner)
         case ast.Name(id=name):
-            assigned = [
-                node.value
-                for node in ast.walk(fn.tree)
-                if isinstance(node, ast.Assign)
-                and len(node.targets) == 1
-                and ast.unparse(node.targets[0]) == name
-            ]
-            return len(assigned) == len(fn.stores(name)) == len(fn.loads(name)) == 1 and _lists_rows(
-                fn, assigned[0]
-            )
+            assigned = _assigned(fn, name)
+            read_here_alone = len(assigned) == len(fn.stores(name)) == len(fn.loads(name)) == 1
+            return read_here_alone and _lists_rows(fn, assigned[0])
     return False
+
+
+def _is_vector(fn: Function, value: ast.expr) -> bool:
+    """Whether a list of hits is surely [n], not [n, 1]: Dynamo does not end when it makes a nested list of
+    one."""
+    match value:
+        case ast.Call(func=ast.Attribute(attr="flatten" | "squeeze" | "ravel" | "view" | "reshape")):
+            return True
+        case ast.Call(func=ast.Attribute(value=inner)):
+            return _is_vector(fn, inner)
+        case ast.Subscript():
+            return True
+        case ast.Name(id=name):
+            assigned = _assigned(fn, name)
+            return len(assigned) == 1 and _is_vector(fn, assigned[0])
+    return False
+
+
+def _assigned(fn: Function, name: str) -> list[ast.expr]:
+    return [
+        node.value
+        for node in ast.walk(fn.tree)
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and ast.unparse(node.targets[0]) == name
+    ]
 
 
 def _like(value: ast.expr) -> str:

@@ -16,12 +16,13 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from torch._dynamo.exc import unimplemented
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
-from mokfx.capture.oracle import answer, known_number, known_verdict
+from mokfx.capture.oracle import answer, is_list_length, known_number, known_verdict
 from mokfx.capture.source import Site
 from mokfx.capture.trace import Trace
 from mokfx.passes.outcome import Miss
@@ -125,9 +126,17 @@ def _evaluate_sym_node(self: ShapeEnv, sym_node: Any, *args: Any, **kwargs: Any)
             raise
         session, trace, translator = now
         value = answer(session, trace, translator, sym_node.expr)
-        if value is None:
-            raise
-        return value
+        if value is not None:
+            return value
+        if is_list_length(translator, sym_node.expr):
+            # Asked inside an op (a `tolist`), where Dynamo takes the error for its own. Let it break the graph instead.
+            unimplemented(
+                gb_type="Length of a list that depends on data",
+                context=str(sym_node.expr),
+                explanation="mokfx left this line to Dynamo; mokfx.explain says why.",
+                hints=[],
+            )
+        raise
 
 
 def _create(cls: Any, /, tx: Any, proxy: Any, sym_num: Any = None, **options: Any) -> Any:
