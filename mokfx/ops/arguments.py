@@ -29,7 +29,7 @@ TENSORS = (
 POSITIONAL = TENSORS[:6]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FeedForward:
     """The weights of one two-layer network, apart however they are stored: all of them are views.
 
@@ -46,7 +46,7 @@ class FeedForward:
     activation_args: Sequence[float] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """The arguments of `mok::moe` under their names in schema.py, with the same defaults."""
 

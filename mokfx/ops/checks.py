@@ -6,7 +6,6 @@ Sizes may be symbolic: a comparison then adds a guard, or a run-time check if th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,11 +51,9 @@ def check_gradient(grad_y: Tensor, call: Call) -> None:
     """`grad_y` has y's shape, dtype and device. Raises as `check`."""
     _check_shape(grad_y, "grad_y", (call.x.shape[0], call.x.shape[1]), "[T, H]")
     if grad_y.dtype != call.y_dtype:
-        raise TypeError(
-            f"mok.moe_backward: grad_y has dtype {grad_y.dtype}, expected y's dtype {call.y_dtype}"
-        )
+        raise TypeError(f"mok.moe: grad_y has dtype {grad_y.dtype}, expected y's dtype {call.y_dtype}")
     if grad_y.device != call.x.device:
-        raise ValueError(f"mok.moe_backward: grad_y is on {grad_y.device}, but x is on {call.x.device}")
+        raise ValueError(f"mok.moe: grad_y is on {grad_y.device}, but x is on {call.x.device}")
 
 
 def check_ids(call: Call) -> None:
@@ -145,36 +142,41 @@ def _check_given(call: Call) -> None:
     needed = {"w_gate": gated, "w_up": not fused, "w_down": True}
     for name, wanted in needed.items():
         if bool(getattr(call, name)) != wanted:
-            raise ValueError(f"mok.moe: {kind} needs {name} {'given' if wanted else 'empty'}")
+            raise ValueError(f"mok.moe: {kind} {'needs' if wanted else 'takes no'} {name}")
     for weight, bias in (("w_gate", "b_gate"), ("w_up", "b_up")):
         if getattr(call, bias) and not needed[weight]:
-            raise ValueError(f"mok.moe: {kind} needs {bias} empty")
+            raise ValueError(f"mok.moe: {kind} takes no {bias}")
 
 
 def _check_layer(
     layer: Sequence[Tensor], name: str, dims: int, experts: int, shape: Sequence[Size | None], text: str
 ) -> None:
-    """`layer` is [] or one stacked tensor or a list, for `experts` local experts."""
+    """`layer` is [], one stacked tensor, or a list of `experts` tensors, each of `shape` (None: any size)."""
     if not layer:
         return
-    found = [list(tensor.shape) for tensor in layer]
-    whole = f"one tensor [{experts}, {text[1:]} or {experts} of {text}"
-    if is_stacked(layer, dims):
-        _equal(layer[0].shape[0], experts, lambda: _layer_text(name, found, whole))
+    stacked = is_stacked(layer, dims)
+    if stacked:
+        _equal(layer[0].shape[0], experts, lambda: _count_text(layer, name, experts, text))
     elif len(layer) != experts or any(tensor.dim() != dims for tensor in layer):
-        raise ValueError(_layer_text(name, found, whole))
-    expected = [layer[0].shape[dim - dims] if size is None else size for dim, size in enumerate(shape)]
-    for tensor in layer:
-        for dim, size in enumerate(expected):
-            _equal(tensor.shape[dim - dims], size, lambda: _layer_text(name, found, whole, expected))
+        raise ValueError(_count_text(layer, name, experts, text))
+    expected = tuple(layer[0].shape[d - dims] if size is None else size for d, size in enumerate(shape))
+    if stacked:
+        _check_shape(layer[0], name, (layer[0].shape[0], *expected), f"[E/R, {text[1:]}")
+    else:
+        for index, tensor in enumerate(layer):
+            _check_shape(tensor, f"{name}[{index}]", expected, text)
 
 
-def _layer_text(
-    name: str, found: Sequence[Sequence[Size]], whole: str, sizes: Sequence[Size] | None = None
-) -> str:
-    have = f"shape {found[0]}" if len(found) == 1 else f"{len(found)} tensors of shapes {_some(found)}"
-    want = "" if sizes is None else f" = {list(sizes)}"
-    return f"mok.moe: {name} is {have}; num_experts and the group need {whole}{want}"
+def _count_text(layer: Sequence[Tensor], name: str, experts: int, text: str) -> str:
+    if len(layer) == 1:
+        found = f"one tensor of shape {list(layer[0].shape)}"
+    else:
+        shapes = [str(list(tensor.shape)) for tensor in layer[:3]]
+        found = f"{len(layer)} tensors of shapes {', '.join(shapes)}{', ...' if len(layer) > 3 else ''}"
+    return (
+        f"mok.moe: {name} is {found}; for the {experts} expert(s) of this rank (num_experts / ranks) "
+        f"it must be one tensor [{experts}, {text[1:]} or {experts} of {text}"
+    )
 
 
 def _check_shared(call: Call, hidden: Size) -> None:
@@ -232,7 +234,3 @@ def _equal(found: Size, expected: Size, message: Callable[[], str]) -> None:
 
 def _names(dtypes: Sequence[torch.dtype]) -> str:
     return " or ".join([", ".join(str(dtype) for dtype in dtypes[:-1]), str(dtypes[-1])])
-
-
-def _some(items: Sequence[Any]) -> str:
-    return ", ".join(str(item) for item in items[:3]) + (", ..." if len(items) > 3 else "")

@@ -218,8 +218,8 @@ def test_ranks_equal_one_rank(ranks: int) -> None:
         assert compared == 4 * len(CASES)
         assert messages == [
             f"mok.moe: num_experts is 5, which does not divide evenly among the {ranks} ranks of group NAME",
-            f"mok.moe: w_down is shape [4, 6, 8]; num_experts and the group need one tensor "
-            f"[{4 // ranks}, I, H] or {4 // ranks} of [I, H]",
+            f"mok.moe: w_down is one tensor of shape [4, 6, 8]; for the {4 // ranks} expert(s) of this rank "
+            f"(num_experts / ranks) it must be one tensor [{4 // ranks}, I, H] or {4 // ranks} of [I, H]",
         ]
 
 
