@@ -51,6 +51,8 @@ class Tracker(TorchDispatchMode):
         self.facts = Facts()
         self.node: Node = None  # type: ignore[assignment]
         self.gradients = gradients
+        self.node_has_gradients = gradients
+        """The grad mode around the current node; an op may switch it off for its own inside."""
         self.inside_function = 0
         self.found: list[Found] = []
         self.refusals: list[tuple[Node, Refusal]] = []
@@ -149,7 +151,7 @@ class Tracker(TorchDispatchMode):
 
     def _cut_gradient(self, value: Value, call: Call) -> Value:
         """Mark what is computed without a gradient: the op would give one."""
-        if not self.gradients or torch.is_grad_enabled() or self.inside_function or not call.is_float:
+        if not self.gradients or self.node_has_gradients or self.inside_function or not call.is_float:
             return value
         return value.with_body(apply("detached", value.body)) if _needs_mark(value) else value
 
@@ -225,6 +227,7 @@ class GraphRun(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         self.tracker.node = n
+        self.tracker.node_has_gradients = torch.is_grad_enabled()
         if n.op == "call_function" and isinstance(n.target, torch._ops.HigherOrderOperator):
             return self.run_higher_order(n)
         written = len(self.tracker.writes)
