@@ -11,7 +11,7 @@ from .capacity import CAPACITY
 from .collectives import EXCHANGES
 from .experts import LOOPS, PRODUCTS
 from .loops import LOOPS as LOOP_LAYERS
-from .shared import SHARED
+from .shared import ADDED, SHARED
 from .spelling import Spelling
 
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -32,6 +32,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "reduce": (*combine.REDUCE, *combine.ACCUMULATE),
     "weight_on": ("output", "hidden", "input"),
     "shared": ("", *SHARED),
+    "added": (*ADDED, "into"),
     "exchange": tuple(EXCHANGES),
     "count_exchange": tuple(exchange.COUNT_EXCHANGES),
     "splits": tuple(exchange.SPLITS),
@@ -49,7 +50,7 @@ BASES: dict[str, tuple[Spelling, str]] = {
     ),
     "looped": (
         Spelling(storage="out_in", products="loop_split", reduce="index_add_", fused="chunk"),
-        "flatten rows counts products act up_first storage bias listed reduce weight_on",
+        "flatten rows counts products added act up_first storage bias listed reduce weight_on",
     ),
     "parallel": (
         Spelling(exchange="functional_autograd", products="padded_bmm", sort="argsort_stable"),
@@ -191,6 +192,10 @@ def mended(s: Spelling, field: str, value: Any) -> Spelling:
         s = replace(s, router="one_hot_aux")
     if s.weight_on == "hidden" and s.exchange:
         s = replace(s, weight_sent=True)
+    if field == "added":
+        s = replace(s, shared="linear")
+    if s.counts in dispatch.FLOAT_COUNTS:
+        s = replace(s, products="grouped_mm", bias=False)
     if s.products not in LOOPS:
         s = replace(s, listed=False)
     return s.canonical()

@@ -111,35 +111,37 @@ REDUCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     f.__name__: f for f in (mul_sum, mul_inplace_sum, mul_method_sum, einsum, bmm, matmul, add_choices)
 }
 
-# --- straight from sorted outputs to tokens, with the number of each row's token [n] ---
+# --- straight from sorted outputs into tokens [T, H], with the number of each row's token [n] ---
 
 
-def index_add_(out: Tensor, tokens: Tensor, count: int) -> Tensor:
-    y = torch.zeros(count, out.shape[-1], dtype=out.dtype, device=out.device)
+def index_add_(y: Tensor, tokens: Tensor, out: Tensor) -> Tensor:
     y.index_add_(0, tokens, out)
     return y
 
 
-def index_add(out: Tensor, tokens: Tensor, count: int) -> Tensor:
-    return out.new_zeros(count, out.size(1)).index_add(0, tokens, out)
+def index_add(y: Tensor, tokens: Tensor, out: Tensor) -> Tensor:
+    return torch.index_add(y, 0, tokens, out)
 
 
-def scatter_add_(out: Tensor, tokens: Tensor, count: int) -> Tensor:
-    y = out.new_zeros((count, out.shape[1]))
+def scatter_add_(y: Tensor, tokens: Tensor, out: Tensor) -> Tensor:
     return y.scatter_add_(0, tokens.view(-1, 1).expand(-1, out.shape[1]), out)
 
 
-def scatter_add(out: Tensor, tokens: Tensor, count: int) -> Tensor:
-    y = torch.zeros((count, out.shape[1]), dtype=out.dtype, device=out.device)
-    return torch.scatter_add(y, 0, tokens.unsqueeze(1).expand_as(out), out)
+def scatter_add(y: Tensor, tokens: Tensor, out: Tensor) -> Tensor:
+    return y.scatter_add(dim=0, index=tokens.unsqueeze(1).expand_as(out), src=out)
 
 
-def index_put_accumulate(out: Tensor, tokens: Tensor, count: int) -> Tensor:
-    return out.new_zeros(count, out.shape[1]).index_put_((tokens,), out, accumulate=True)
+def scatter_add_repeat(y: Tensor, tokens: Tensor, out: Tensor) -> Tensor:
+    return torch.scatter_add(y, 0, tokens.reshape(-1, 1).repeat(1, out.shape[-1]), out)
 
 
-ACCUMULATE: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
-    f.__name__: f for f in (index_add_, index_add, scatter_add_, scatter_add, index_put_accumulate)
+def index_put_accumulate(y: Tensor, tokens: Tensor, out: Tensor) -> Tensor:
+    return y.index_put_((tokens,), out, accumulate=True)
+
+
+ACCUMULATE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    f.__name__: f
+    for f in (index_add_, index_add, scatter_add_, scatter_add, scatter_add_repeat, index_put_accumulate)
 }
 
 
@@ -153,13 +155,16 @@ def combine(
     k: int,
     *,
     by_choice: bool,
+    start: Tensor | None = None,
 ) -> Tensor:
-    """Sorted outputs to tokens [T, H], by the two named choices."""
+    """Sorted outputs to tokens [T, H], by the two named choices; added into `start` if there is one."""
     if finish in ACCUMULATE:
         if weights is not None:
             flat = weights.t().reshape(-1) if by_choice else weights.reshape(-1)
             out = (out * flat[order].unsqueeze(-1)).to(out.dtype)
-        return ACCUMULATE[finish](out, order % tokens if by_choice else order // k, tokens)
+        if start is None:
+            start = torch.zeros(tokens, out.shape[1], dtype=out.dtype, device=out.device)
+        return ACCUMULATE[finish](start, order % tokens if by_choice else order // k, out)
     slots = UNSORT[unsort](out, order)
     slots = (
         slots.view(k, tokens, out.shape[-1]).transpose(0, 1)

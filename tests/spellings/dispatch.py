@@ -97,6 +97,11 @@ COUNTS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "bincount": lambda ids, e: torch.bincount(ids.view(-1), minlength=e),
     "bincount_method": lambda ids, e: ids.flatten().bincount(minlength=e),
     "histc": lambda ids, e: torch.histc(ids.float().view(-1), bins=e, min=0, max=e - 1).to(torch.int64),
+    "histc_float": lambda ids, e: torch.histc(ids.float(), bins=e, min=0, max=e - 1),
+    "histc_sorted": lambda ids, e: ids.float().histc(bins=e, min=0, max=e - 1).long(),
+    "searchsorted": lambda ids, e: torch.diff(
+        torch.searchsorted(ids, torch.arange(e, device=ids.device), right=True), prepend=ids.new_zeros(1)
+    ),
     "one_hot_sum": lambda ids, e: F.one_hot(ids.reshape(-1), num_classes=e).sum(0),
     "one_hot_sum2": lambda ids, e: F.one_hot(ids, e).sum(dim=(0, 1)),
     "scatter_add": lambda ids, e: torch.zeros(e, dtype=torch.int64, device=ids.device).scatter_add_(
@@ -112,5 +117,9 @@ COUNTS: dict[str, Callable[[Tensor, int], Tensor]] = {
 """ids [T, k] (or received ids [n]) and the number of experts to each expert's number of slots [E] int64."""
 COUNTS_OF_CHOICES = {"one_hot_sum2", "scatter_sum", "equals_sum2"}
 """These read the ids as [T, k], so cannot count ids received as a flat list."""
+COUNTS_OF_SORTED = {"histc_sorted", "histc_float", "searchsorted"}
+"""These read the ids in sorted order."""
+FLOAT_COUNTS = {"histc_float"}
+"""Only good for running sums, which cast them."""
 COUNTS_OF_DISTINCT = {"scatter_sum"}
 """These count a token once for an expert that it chose twice."""

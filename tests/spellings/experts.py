@@ -105,6 +105,16 @@ class Experts(nn.Module):
             return torch.stack([self.one(e, bucket) for e, bucket in enumerate(buckets.unbind(0))])
         return self.network(buckets, _batched(self, BATCHED[products]), None)
 
+    def gathered(self, rows: Tensor, expert: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Each row through expert `expert[row]`."""
+
+        def project(name: str, r: Tensor) -> Tensor:
+            out = torch.bmm(r.unsqueeze(1), self.weight(name)[expert]).squeeze(1)
+            bias = getattr(self, name + "_bias", None)
+            return out if bias is None else out + bias[expert]
+
+        return self.network(rows, project, weight)
+
     def forward(self, rows: Tensor, counts: Tensor, weight: Tensor | None = None) -> Tensor:
         return self.products(self, rows, counts, weight)
 
@@ -187,14 +197,7 @@ def padded_einsum(m: Experts, rows: Tensor, counts: Tensor, weight: Tensor | Non
 def gathered(m: Experts, rows: Tensor, counts: Tensor, weight: Tensor | None) -> Tensor:
     """Every row brings its own copy of its expert's weights."""
     local = torch.arange(m.count, device=rows.device)
-    expert = local.repeat_interleave(counts, output_size=rows.shape[0])
-
-    def project(name: str, r: Tensor) -> Tensor:
-        out = torch.bmm(r.unsqueeze(1), m.weight(name)[expert]).squeeze(1)
-        bias = getattr(m, name + "_bias", None)
-        return out if bias is None else out + bias[expert]
-
-    return m.network(rows, project, weight)
+    return m.gathered(rows, local.repeat_interleave(counts, output_size=rows.shape[0]), weight)
 
 
 def _one(m: Experts, e: Any) -> Project:

@@ -13,11 +13,11 @@ from . import exchange
 from .capacity import CAPACITY
 from .collectives import EXCHANGES
 from .combine import combine
-from .dispatch import COUNTS, COUNTS_OF_CHOICES, FLATTEN, ROWS, ROWS_BY_CHOICE, SORT
+from .dispatch import COUNTS, COUNTS_OF_CHOICES, COUNTS_OF_SORTED, FLATTEN, ROWS, ROWS_BY_CHOICE, SORT
 from .experts import Experts
 from .loops import LOOPS
 from .router import Routed, Router
-from .shared import Shared
+from .shared import ADDED, Shared
 from .spelling import Sizes, Spelling
 
 Tap = Callable[..., Any]
@@ -77,8 +77,8 @@ class MoE(nn.Module):
         else:
             y = self.sorted_experts(x, routed)
         y = self.tap("combined", y.to(x.dtype), x=x, routed=routed)
-        if self.shared is not None:
-            y = y + self.shared(x)
+        if self.shared is not None and s.added != "into":
+            y = ADDED[s.added](y, self.shared(x))
         if s.batched:
             y = y.reshape(shape)
         return self.tap("result", self.outputs(y, routed))
@@ -94,8 +94,9 @@ class MoE(nn.Module):
         order = self.tap("order", SORT[s.sort](flat), flat=flat, routed=routed)
         rows = (ROWS_BY_CHOICE if s.by_choice else ROWS)[s.rows](x, order, k)
         rows = self.tap("rows", rows, x=x, order=order)
-        counted = self.tap("counted", routed.ids if s.counts in COUNTS_OF_CHOICES else flat)
-        counts = COUNTS[s.counts](counted, self.experts)
+        counted = routed.ids if s.counts in COUNTS_OF_CHOICES else flat
+        counted = flat[order] if s.counts in COUNTS_OF_SORTED else counted
+        counts = COUNTS[s.counts](self.tap("counted", counted), self.experts)
         early = s.weight_sent or s.weight_on != "output"
         weight = None
         if early:
@@ -135,6 +136,7 @@ class MoE(nn.Module):
             x.shape[0],
             k,
             by_choice=s.by_choice,
+            start=self.shared(x) if self.shared is not None and s.added == "into" else None,
         )
 
     def run_experts(self, rows: Tensor, counts: Tensor, weight: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Loops over experts that search for the tokens of each: `loop(layer, x, routed) -> y`, on one rank."""
+"""Layers that do not sort: loops over experts that search for their tokens. `loop(layer, x, routed) -> y`."""
 
 from __future__ import annotations
 
@@ -133,6 +133,14 @@ def unique_experts(layer: MoE, x: Tensor, routed: Routed) -> Tensor:
     return y
 
 
+def gathered_slots(layer: MoE, x: Tensor, routed: Routed) -> Tensor:
+    """No sort, no search: every slot brings a copy of its expert's weights (transformers' batched_mm)."""
+    flat = routed.ids.reshape(-1)
+    rows = x.repeat_interleave(layer.top_k, dim=0)
+    out = layer.ffn.gathered(rows, flat)
+    return (out * routed.weights.reshape(-1, 1)).view(*routed.ids.shape, x.shape[-1]).sum(dim=1)
+
+
 LOOPS: dict[str, Callable[[MoE, Tensor, Routed], Tensor]] = {
     f.__name__: f
     for f in (
@@ -147,9 +155,10 @@ LOOPS: dict[str, Callable[[MoE, Tensor, Routed], Tensor]] = {
         counts_tolist_skip,
         hit_experts,
         unique_experts,
+        gathered_slots,
     )
 }
-STACKED_ONLY = {"hit_experts"}
+STACKED_ONLY = {"hit_experts", "gathered_slots"}
 """These index the experts with a tensor, which an `nn.ModuleList` does not take."""
 DISTINCT_ONLY = {"mask_skip_empty", "where_ids", "counts_tolist_skip"}
 """These take a token's choices to be different experts, which a hash of the token need not give."""

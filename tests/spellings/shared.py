@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -40,4 +42,15 @@ class Shared(nn.Module):
         return y
 
 
+def _add_(y: Tensor, shared: Tensor) -> Tensor:
+    y += shared
+    return y
+
+
+ADDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "after": lambda y, shared: y + shared,
+    "before": lambda y, shared: torch.add(shared, y),
+    "in_place": _add_,
+}
+"""How the shared output joins; "into" is the fourth: the slots are accumulated into it."""
 SHARED = ("linear", "fused", "stored", "linear_sigmoid", "fused_sigmoid", "stored_sigmoid")

@@ -50,6 +50,8 @@ class Spelling:
     weight_on: str = "output"
     """output | hidden | input"""
     shared: str = ""
+    added: str = "after"
+    """How the shared output joins the sum: after | before | in_place | into (shared.py)."""
     exchange: str = ""
     """A form of collectives.py; "" on one rank."""
     count_exchange: str = "counts_no_grad"
@@ -121,6 +123,11 @@ class Spelling:
             return "the router makes another number of choices"
         if self.whole in capacity.CAPACITY and self.products not in (*experts.BATCHED, "loop_split"):
             return "buckets want a batched product or a loop"
+        if self.added == "into" and (self.whole or self.reduce not in combine.ACCUMULATE):
+            return "nothing is accumulated"
+        floats = self.counts in dispatch.FLOAT_COUNTS
+        if floats and (self.exchange or self.bias or self.products not in experts.GROUPED):
+            return "the counts are floats"
         if self.whole in loops.LOOPS and (self.exchange or self.products != "loop_split"):
             return "a search for tokens does not exchange, and has one expert at a time"
         if self.whole in loops.STACKED_ONLY and self.listed:
@@ -144,6 +151,8 @@ class Spelling:
             unused += ["flatten", "sort", "rows", "counts", "unsort", "reduce", "weight_on", "weight_sent"]
         if self.whole or not self.exchange:
             unused += ["count_exchange", "splits", "regroup", "weight_sent"]
+        if not self.shared:
+            unused += ["added"]
         if self.reduce in combine.ACCUMULATE:
             unused += ["unsort"]
         return replace(self, **{f.name: f.default for f in fields(self) if f.name in unused})

@@ -14,7 +14,7 @@ from . import combine, dispatch, exchange, experts, loops, networks, router
 from .capacity import CAPACITY
 from .catalogue import CHOICES
 from .faults import FAULTS, Fault
-from .shared import SHARED
+from .shared import ADDED, SHARED
 from .spelling import Spelling
 from .substitution import why
 
@@ -69,6 +69,11 @@ def spellings(
         and draw(st.booleans())
     ):
         fields.update(listed=True, storage="out_in")
+    if fields["shared"]:
+        into = ("into",) if fields.get("reduce") in combine.ACCUMULATE else ()
+        fields["added"] = draw(st.sampled_from((*ADDED, *into)))
+    if fields.get("counts") in dispatch.FLOAT_COUNTS:
+        fields["bias"] = False
     if fields["outputs"] == "y_aux":
         fields["router"] = draw(st.sampled_from(sorted(router.WITH_AUX)))
     if fields.get("whole") == "einsum_gshard" and fields["router"] in router.ONE_CHOICE:
@@ -103,6 +108,8 @@ def _sorted(draw: st.DrawFn, exchanged: bool) -> dict[str, Any]:
     if exchanged:
         fields.update({name: draw(_of(name)) for name in ("count_exchange", "splits", "weight_sent")})
         fields["regroup"] = draw(st.sampled_from((*exchange.REGROUP, *exchange.IDS_SENT)))
+    if fields["counts"] in dispatch.FLOAT_COUNTS and (exchanged or fields["products"] not in experts.GROUPED):
+        fields["counts"] = "histc_sorted"
     sent = bool(fields.get("weight_sent"))
     fields["weight_on"] = draw(
         st.sampled_from(("output", "input") if exchanged and not sent else ("output", "hidden", "input"))

@@ -29,9 +29,7 @@ def values_of(layer: MoE, own: list[str]) -> list[Tensor | None]:
     """The output, and the gradients of x and of the parameters named in `own`."""
     x, token_ids = layer.example()
     parameters = dict(layer.named_parameters())
-    y, extra = run(
-        lambda *inputs: layer(*inputs)[:2] if "result" in layer.taps else layer(*inputs), x, token_ids
-    )
+    y, extra = run(layer, x, token_ids)
     leaves = [x, *(parameters[name] for name in own)]
     return [y.detach(), *torch.autograd.grad(loss_of(y, extra), leaves, allow_unused=True)]
 
@@ -99,8 +97,8 @@ def fake_group() -> Iterator[Any]:
 @pytest.mark.parametrize("whole", ["", "einsum_gshard"])
 def test_exchange_faults_are_captured(whole: str, fake_group: Any) -> None:
     spelling = Spelling(exchange="functional", products="padded_bmm", whole=whole)
-    faults = [f for f in FAULTS.values() if f.fits(spelling)]
-    assert len(faults) > 15
+    faults = [f for f in FAULTS.values() if f.fits(spelling) and not f.fits(HOME)]
+    assert len(faults) > 5
     for fault in faults:
         layer = plant(fault, build(spelling, group=fake_group))
         assert len(capture(layer, *layer.example()).graph.nodes) > 10, fault.name
