@@ -225,36 +225,23 @@ class _Study:
     def is_offset(self, name: str, end: str) -> bool:
         """`start = end`, where `end = start + count`: an expert with a count of 0 leaves `start` where it
         was."""
-        sources = [
-            node.value
-            for node in ast.walk(self.fn.tree)
-            if isinstance(node, ast.Assign) and any(_is(t, end) for t in node.targets)
-        ]
-        return (
-            bool(self.count)
-            and len(self.fn.stores(end)) == 1
-            and any(
-                isinstance(v, ast.BinOp)
-                and isinstance(v.op, ast.Add)
-                and {ast.unparse(v.left), ast.unparse(v.right)} == {name, self.count}
-                for v in sources
-            )
+        sums = [value for _, value in self.fn.values(end) if isinstance(value, ast.BinOp)]
+        return bool(
+            self.count
+            and len(self.fn.stores(end)) == len(sums) == 1
+            and isinstance(sums[0].op, ast.Add)
+            and {ast.unparse(sums[0].left), ast.unparse(sums[0].right)} == {name, self.count}
         )
 
     def only_concatenated(self, name: str) -> bool:
         """Whether a local list starts as `[]` and is read by nothing but `torch.cat` (and a test that it is
         not empty, with zero rows in the other branch): then a piece with zero rows is no piece."""
-        starts = [
-            node
-            for node in ast.walk(self.fn.tree)
-            if isinstance(node, ast.Assign | ast.AnnAssign)
-            and any(_is(t, name) for t in (node.targets if isinstance(node, ast.Assign) else [node.target]))
-            and isinstance(node.value, ast.List)
-        ]
-        if len(starts) != 1 or starts[0].value.elts:  # type: ignore[union-attr]
+        starts = [(at, value) for at, value in self.fn.values(name) if isinstance(value, ast.List)]
+        if len(starts) != 1 or starts[0][1].elts:
             return False
+        start = starts[0][0]
         return all(
-            self.is_cat_or_test(load) or self.is_reset(load, name, starts[0]) for load in self.fn.loads(name)
+            self.is_cat_or_test(load) or self.is_reset(load, name, start) for load in self.fn.loads(name)
         )
 
     def is_reset(self, load: ast.Name, name: str, start: ast.stmt) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 from torch.fx import Graph, Node, Proxy
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from mokfx.capture.emptiness import empty_test, rows_asked
 from mokfx.capture.graph import UnknownValue, hit_list, known, maker_of, number_node, op_name, real, value_of
@@ -32,6 +33,7 @@ from mokfx.capture.trace import Assumption, Moment, Trace, objects_in_reach
 if TYPE_CHECKING:
     from mokfx.capture.session import Capture
 
+NO_LOOP = "it is used other than by a `for` statement over the list itself"
 TORCH = os.path.dirname(torch.__file__)
 
 
@@ -39,6 +41,7 @@ def answer(session: Capture, trace: Trace, translator: Any, question: sympy.Basi
     """The answer to a question that tracing `translator`'s current instruction needs; None leaves it to
     Dynamo."""
     if translator.f_code.co_filename.startswith(TORCH):
+        _refuse_inside_torch(session, translator, question)
         return None
     oracle = _Oracle(session, trace, translator)
     numbers = {}
@@ -50,6 +53,15 @@ def answer(session: Capture, trace: Trace, translator: Any, question: sympy.Basi
     if not rest.free_symbols:
         return rest
     return oracle.rows(rest) if rest == question else None
+
+
+def _refuse_inside_torch(session: Capture, translator: Any, question: sympy.Basic) -> None:
+    """Says why a list of hit experts that went into Dynamo's own code (that of `enumerate`, say) was not captured."""
+    if is_list_length(translator, question):
+        while translator.parent and translator.f_code.co_filename.startswith(TORCH):
+            translator = translator.parent
+        site = Site(translator.f_code.co_filename, translator.lineno)
+        session.refuse(site, "loop", f"the list of experts that were hit was not captured: {NO_LOOP}", "")
 
 
 def is_list_length(translator: Any, question: sympy.Basic) -> bool:
@@ -131,7 +143,7 @@ class _Oracle:
                     "the source of this function is not at hand (generated code, a lambda, a comprehension)"
                 )
             if loop is None:
-                raise Refused("it is used other than by a `for` that I can see")
+                raise Refused(NO_LOOP)
             if sum(hit_list(user) is not None for user in hit.users) != 1:
                 raise Refused("the list is made twice, so its length may be used elsewhere")
             plan = plan_loop(fn, loop)
@@ -139,7 +151,7 @@ class _Oracle:
             self.session.refuse(site, "loop", f"{what} was not captured: {refusal}", maker.name)
             return None
         self.trace.hit_lists[maker] = num_experts
-        self.note(site, "loop", what, plan, None).lists.append(maker)
+        self.note(site, "loop", what, plan, None, num_experts).lists.append(maker)
         rows = maker
         if isinstance(value_of(maker), tuple):
             rows = next(user for user in maker.users if op_name(user) == "getitem")
@@ -150,7 +162,8 @@ class _Oracle:
         asked = rows_asked(question)
         if asked is None or not self.jumps:
             return None
-        size, value = asked
+        measured, value = asked
+        size = _rows_in(measured)
         fn = function_of(self.translator.f_code)
         statement = fn.find_if(self.instruction.positions) if fn else None
         line = statement.lineno if statement else self.instruction.positions.lineno
@@ -158,7 +171,7 @@ class _Oracle:
         if self.session.gave_up(site, "branch"):
             return None
         what = f"the test `{ast.unparse(statement.test) if statement else site.code}`"
-        node = number_node(self.graph, size)
+        node = number_node(self.graph, size) or number_node(self.graph, measured)
         try:
             if fn is None:
                 raise Refused(
@@ -180,7 +193,9 @@ class _Oracle:
         self.mark(NONEMPTY, (node, site.where))
         return sympy.true if value else sympy.false
 
-    def note(self, site: Site, kind: str, subject: str, plan: Plan, size: sympy.Basic | None) -> Assumption:
+    def note(
+        self, site: Site, kind: str, subject: str, plan: Plan, size: sympy.Basic | None, times: int = 1
+    ) -> Assumption:
         moment = Moment(self.translator, size)
         local = self.translator.symbolic_locals
         for name in plan.floating:
@@ -199,6 +214,7 @@ class _Oracle:
             assumption = Assumption(site, kind, subject, plan, old=objects_in_reach(self.translator))
             self.trace.assumptions[site, kind] = assumption
         assumption.moments.append(moment)
+        assumption.times += times
         return assumption
 
     def mark(self, marker: Any, arguments: tuple[Any, ...]) -> None:
@@ -207,6 +223,16 @@ class _Oracle:
         proxies = tuple(Proxy(a, tracer) if isinstance(a, Node) else a for a in arguments)
         proxy = self.output.create_proxy("call_function", marker, proxies, {})
         proxy.node.meta["example_value"] = None
+
+
+def _rows_in(size: sympy.Basic) -> sympy.Basic:
+    """The number of rows in a number of elements: the factor that only the data knows (6*u0 -> u0)."""
+    unknown = [
+        f
+        for f in sympy.Mul.make_args(size)
+        if any(symbol_is_type(s, SymT.UNBACKED_INT) for s in f.free_symbols)
+    ]
+    return unknown[0] if len(unknown) == 1 and isinstance(size, sympy.Mul) else size
 
 
 def _fake(variable: Any) -> torch.Tensor | None:

@@ -118,9 +118,9 @@ def _lists_rows(fn: Function, value: ast.expr) -> bool:
         case ast.Subscript(value=inner, slice=ast.Constant(value=0)):
             return _lists_rows(fn, inner)
         case ast.Name(id=name):
-            assigned = _assigned(fn, name)
-            read_here_alone = len(assigned) == len(fn.stores(name)) == len(fn.loads(name)) == 1
-            return read_here_alone and _lists_rows(fn, assigned[0])
+            values = fn.values(name)
+            read_here_alone = len(values) == len(fn.stores(name)) == len(fn.loads(name)) == 1
+            return read_here_alone and _lists_rows(fn, values[0][1])
     return False
 
 
@@ -135,17 +135,9 @@ def _is_vector(fn: Function, value: ast.expr) -> bool:
         case ast.Subscript():
             return True
         case ast.Name(id=name):
-            assigned = _assigned(fn, name)
-            return len(assigned) == 1 and _is_vector(fn, assigned[0])
+            values = fn.values(name)
+            return len(values) == 1 and _is_vector(fn, values[0][1])
     return False
-
-
-def _assigned(fn: Function, name: str) -> list[ast.expr]:
-    return [
-        node.value
-        for node in ast.walk(fn.tree)
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and ast.unparse(node.targets[0]) == name
-    ]
 
 
 def _like(value: ast.expr) -> str:

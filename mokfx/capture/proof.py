@@ -94,10 +94,11 @@ def _doubt(gm: GraphModule, lists: dict[Node, int], assumption: Assumption, tran
         return "its marker was lost"
     nodes = [(node, at) for graph in nested(gm) for node in graph.graph.nodes if (at := frames(node))]
     for evidence in (e for effects in assumption.plan.effects for e in effects.evidence):
-        updates = [n for n, at in nodes if evidence.lines.holds(*at[-1]) and _updates(n, evidence.targets)]
-        if not updates:
-            line = evidence.lines.first
-            changed = f"line {line}: `{evidence.what}` is changed there"
+        updates = [
+            _keeps(n) for n, at in nodes if evidence.lines.holds(*at[-1]) and op_name(n) in evidence.targets
+        ]
+        if len(updates) < assumption.times or not all(updates):
+            changed = f"line {evidence.lines.first}: `{evidence.what}` is changed there"
             return f"{changed}, and it is not a tensor that keeps its shape and dtype"
     for graph in nested(gm):
         for node in graph.graph.nodes:
@@ -113,14 +114,11 @@ def _marks(node: Node, assumption: Assumption) -> bool:
     return node.target in MARKERS and node.args[-1] == assumption.site.where
 
 
-def _updates(node: Node, targets: frozenset[str]) -> bool:
-    """Whether a node is one of these updates of a tensor, which it leaves as it was in shape and dtype."""
-    if op_name(node) not in targets:
-        return False
-    old = value_of(node.args[0]) if node.args else None
+def _keeps(node: Node) -> bool:
+    """Whether a node updates a tensor and leaves its shape and dtype as they were."""
+    old, new = value_of(node.args[0]) if node.args else None, value_of(node)
     if not isinstance(old, torch.Tensor):
         return False
-    new = value_of(node)
     return not isinstance(new, torch.Tensor) or (new.dtype == old.dtype and new.shape == old.shape)
 
 

@@ -102,8 +102,29 @@ class Function:
         skip = {id(node) for statement in outside for node in ast.walk(statement)}
         return [node for node in names(self.tree, ast.Load) if node.id == name and id(node) not in skip]
 
+    def values(self, name: str) -> list[tuple[ast.stmt, ast.expr]]:
+        """The plain assignments to a name, each with its value: `a = 1`, and `a, b = 1, 2` too."""
+        found: list[tuple[ast.stmt, ast.expr]] = []
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.AnnAssign) and node.value is not None:
+                pairs = [(node.target, node.value)]
+            elif isinstance(node, ast.Assign):
+                pairs = [pair for target in node.targets for pair in _pairs(target, node.value)]
+            else:
+                continue
+            found += [
+                (node, value) for target, value in pairs if isinstance(target, ast.Name) and target.id == name
+            ]
+        return found
+
     def stores(self, name: str) -> list[ast.Name]:
         return [node for node in names(self.tree, ast.Store) if node.id == name]
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        return list(zip(target.elts, value.elts, strict=True))
+    return [(target, value)]
 
 
 def names(tree: ast.AST, context: type[ast.expr_context]) -> Iterator[ast.Name]:

@@ -41,6 +41,9 @@ class Assumption:
     old: list[VariableTracker] = field(default_factory=list)
     """Python objects that existed before: the skipped statements must not change them."""
 
+    times: int = 0
+    """How often the statements were traced: once for each expert."""
+
     def holds(self, filename: str, line: int) -> bool:
         """Whether a line is among the statements that an empty expert skips."""
         return any(effects.lines.holds(filename, line) for effects in self.plan.effects)
@@ -61,9 +64,12 @@ class Trace:
 
 
 def objects_in_reach(translator: Any) -> list[VariableTracker]:
-    """The Python objects that the running function and its callers can name."""
-    found: list[VariableTracker] = []
+    """The Python objects that the running function, its callers and their closures can name."""
+    effects = translator.output.side_effects
+    roots: list[Any] = [*effects.store_attr_mutations.values(), dict(effects.id_to_variable)]
     while translator is not None:
-        VariableTracker.visit(found.append, [dict(translator.symbolic_locals), list(translator.stack)])
+        roots += [dict(translator.symbolic_locals), list(translator.stack)]
         translator = translator.parent
+    found: list[VariableTracker] = []
+    VariableTracker.visit(found.append, roots)
     return found
