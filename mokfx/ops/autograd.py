@@ -17,19 +17,22 @@ Keys = torch._C.DispatchKeySet
 
 
 class _Moe(torch.autograd.Function):
-    """Saves the op's own tensors and nothing else."""
+    """Saves the op's own tensors and nothing else.
+
+    `form` is the call with stand-ins for its tensors: they come and are kept apart from it, so that hooks
+    on saved tensors (checkpointing, offloading) see all of them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, keys: Keys, call: Call, *tensors: Tensor) -> Any:
-        # Tensors are kept only as saved ones, where hooks (checkpointing, offloading) see them.
-        ctx.call = call.with_tensors(range(len(tensors)))
+    def forward(ctx: Any, keys: Keys, form: Call, *tensors: Tensor) -> Any:
+        ctx.form = form
         ctx.save_for_backward(*tensors)
-        args, settings = call.arguments()
+        args, settings = form.with_tensors(tensors).arguments()
         return _below(keys, MOE, *args, **settings)
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        args, settings = ctx.call.with_tensors(ctx.saved_tensors).arguments()
+        args, settings = ctx.form.with_tensors(ctx.saved_tensors).arguments()
         d_x, *others = MOE_BACKWARD(grad_y, *args, **settings)
         gradients = (d_x, None, *others)  # none for topk_ids
         needed = ctx.needs_input_grad[2:]
@@ -40,8 +43,8 @@ class _MoeBackward(torch.autograd.Function):
     """Lets a graph be made of the backward (create_graph=True), and says what is missing when it is used."""
 
     @staticmethod
-    def forward(ctx: Any, keys: Keys, call: Call, grad_y: Tensor, *tensors: Tensor) -> Any:
-        args, settings = call.arguments()
+    def forward(ctx: Any, keys: Keys, form: Call, grad_y: Tensor, *tensors: Tensor) -> Any:
+        args, settings = form.with_tensors(tensors).arguments()
         return tuple(_below(keys, MOE_BACKWARD, grad_y, *args, **settings))
 
     @staticmethod
@@ -57,7 +60,7 @@ def _moe(keys: Keys, *args: Any, **settings: Any) -> Any:
     tensors = call.tensors()
     if not _needs_grad(tensors):
         return _below(keys, MOE, *args, **settings)
-    return _Moe.apply(keys, call, *tensors)
+    return _Moe.apply(keys, call.with_tensors(range(len(tensors))), *tensors)
 
 
 def _moe_backward(keys: Keys, grad_y: Tensor, *args: Any, **settings: Any) -> Any:
@@ -65,7 +68,7 @@ def _moe_backward(keys: Keys, grad_y: Tensor, *args: Any, **settings: Any) -> An
     tensors = call.tensors()
     if not _needs_grad([grad_y, *tensors]):
         return _below(keys, MOE_BACKWARD, grad_y, *args, **settings)
-    return list(_MoeBackward.apply(keys, call, grad_y, *tensors))
+    return list(_MoeBackward.apply(keys, call.with_tensors(range(len(tensors))), grad_y, *tensors))
 
 
 def _needs_grad(tensors: list[Tensor]) -> bool:

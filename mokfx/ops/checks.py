@@ -229,7 +229,11 @@ def _check_shape(tensor: Tensor, name: str, shape: tuple[Size, ...], text: str) 
 
 
 def _equal(found: Size, expected: Size, message: Callable[[], str]) -> None:
-    torch._check_value(found == expected, message)
+    if isinstance(found, int) and isinstance(expected, int):
+        if found != expected:
+            raise ValueError(message())
+    else:
+        torch._check_value(found == expected, message)
 
 
 def _names(dtypes: Sequence[torch.dtype]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -127,6 +128,23 @@ def test_expected_roundings_of_the_output() -> None:
     hidden = (x.float() * third.float()).bfloat16()
     slot = (hidden.float() * third.float()).bfloat16()
     assert y.dtype == torch.float32 and torch.equal(y, slot.float() * 0.7)
+
+
+def test_expected_roundings_of_the_shared_expert() -> None:
+    """Its output is rounded to bf16 once, after its gate, and added in float32."""
+    one = torch.ones(1, 1, dtype=torch.bfloat16)
+    third, x = one * 0.333, one * 3
+    shared = {"shared_w_gate": third, "shared_w_up": third, "shared_w_down": third, "shared_sigmoid": third}
+    settings: dict[str, Any] = {"num_experts": 1, "activation": "relu", "out_dtype": torch.float32, **shared}
+    ids, weights = torch.zeros(1, 1, dtype=torch.long), torch.full((1, 1), 0.7)
+    y = OP(x, ids, weights, [], [third], [third], **settings)
+    routed = OP(
+        x, ids, weights, [], [third], [third], num_experts=1, activation="relu", out_dtype=torch.float32
+    )
+    first = x.float() * third.float()
+    hidden = (first * torch.sigmoid(first) * first).bfloat16().float()
+    expected = (hidden * third.float() * torch.sigmoid(first)).bfloat16().float()
+    assert torch.equal(y, routed + expected)
 
 
 def test_weights_in_float32_under_bfloat16_are_not_rounded() -> None:

@@ -237,5 +237,19 @@ def _subgroups(rank: int) -> None:
     assert torch.equal(found_y, y[tokens])
 
 
+def _alone(rank: int) -> None:
+    inputs = build(ODD)
+    grad_y = torch.ones(ODD.tokens, ODD.hidden)
+    y, gradients = _gradients(inputs, grad_y)
+    inputs.settings["group_name"] = _world()
+    found_y, found = _gradients(inputs, grad_y)
+    del found.settings["group_name"]
+    assert torch.equal(found_y, y) and not _differences(found, gradients, sums=True)
+
+
+def test_a_group_of_one() -> None:
+    run_ranks(1, _alone)
+
+
 def test_groups_inside_the_world() -> None:
     run_ranks(4, _subgroups)
