@@ -19,6 +19,7 @@ from mokfx.errors import OptionError
 from mokfx.observe import act_on_misses, artifact, forget_warnings, publish, rewrite_and_report
 from mokfx.ops import fingerprint, get_provider, set_provider
 from mokfx.options import split_options
+from mokfx.passes.outcome import Miss
 from mokfx.readable import readable
 
 
@@ -35,8 +36,12 @@ class MokBackend:
         *,
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
+        refused: Sequence[Miss] = (),
     ) -> Callable[..., Any]:
         """Compile one graph of Dynamo's.
+
+        Args:
+            refused: what was left alone already when the graph was captured, for the report.
 
         Raises:
             OptionError: `mode` or `options` is not understood.
@@ -46,7 +51,7 @@ class MokBackend:
         _use_provider(own.provider)
         if own.enabled:
             artifact("mok_before_rewrite", lambda: readable(gm))
-            report = rewrite_and_report(gm)
+            report = rewrite_and_report(gm, refused)
             artifact("mok_after_rewrite", lambda: readable(gm))
             publish(report)
             act_on_misses(report.misses, own.on_miss)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast, overload
 
 import torch
@@ -12,40 +11,57 @@ import torch._dynamo
 from torch.fx import GraphModule
 
 from mokfx.backend import mok
+from mokfx.capture import Capture, substitutions
 from mokfx.options import split_options
 
 _Model = TypeVar("_Model", bound=Callable[..., Any])
 
 
 @contextlib.contextmanager
-def capture_sizes() -> Iterator[None]:
-    """Have Dynamo capture `.item()`, `.tolist()`, `nonzero` and their like in what it compiles meanwhile."""
-    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+def capturing(session: Capture) -> Iterator[None]:
+    """Have Dynamo capture sizes that depend on data in what this thread compiles meanwhile.
+
+    `.item()`, `.tolist()`, `nonzero` and their like by Dynamo's own settings; loops over the experts that
+    were hit, and tests for experts without tokens, by the substitutions of `mokfx.capture`, which `session`
+    keeps a record of.
+    """
+    settings = torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True)
+    with settings, substitutions(session):
         yield
 
 
-@dataclass
 class CapturingBackend:
     """The backend `mok` with its arguments bound, and the context that each compiled call runs in.
 
     Dynamo compiles during calls: the first, and any later one whose guards fail. It lets a backend have a
     context around each of them, by the attribute `backend_ctx_ctor`, on the way by which `dynamic=True`
-    works too. So the setting is in force whenever something is compiled and at no other time, and the
+    works too. So `capturing` is in force whenever something is compiled and at no other time, and the
     compiled model is torch's own `OptimizedModule`, with everything that it can do.
 
     Two with equal arguments are equal: Dynamo then uses one compiled code for both, and never one of plain
     `torch.compile`, which may have broken.
     """
 
-    mode: str | None
-    options: Mapping[str, Any]
-    compiler_name: str = "mok"
-    """What Dynamo calls the backend in its messages."""
-    backend_ctx_ctor: Callable[[], contextlib.AbstractContextManager[None]] = capture_sizes
-    """An attribute of the instance, as Dynamo hands on no other."""
+    def __init__(self, mode: str | None, options: Mapping[str, Any]) -> None:
+        self.compiler_name = "mok"
+        """What Dynamo calls the backend in its messages."""
+        self.arguments = (mode, dict(options))
+        self.session = Capture()
+        self.backend_ctx_ctor = lambda: capturing(self.session)
+        """An attribute of the instance, since Dynamo hands on no other."""
+        self._told = 0
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return mok(gm, example_inputs, mode=self.mode, options=self.options)
+        mode, options = self.arguments
+        refused = self.session.misses[self._told :]
+        compiled = mok(gm, example_inputs, mode=mode, options=options, refused=refused)
+        self._told += len(refused)
+        return compiled
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CapturingBackend) and self.arguments == other.arguments
+
+    __hash__ = None  # type: ignore[assignment]
 
     def reset(self) -> None:
         mok.reset()
@@ -111,7 +127,7 @@ def compile(
         return lambda model: compile(
             model, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options, **kwargs
         )
-    backend = CapturingBackend(mode, dict(options or {}))
+    backend = CapturingBackend(mode, options or {})
     optimize = torch._dynamo.optimize(
         backend=cast(Any, backend), nopython=fullgraph, dynamic=dynamic, **kwargs
     )

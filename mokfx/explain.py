@@ -14,7 +14,9 @@ from torch._dynamo.eval_frame import OptimizedModule, innermost_backend, innermo
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
-from mokfx.compile import CapturingBackend, capture_sizes
+from mokfx.capture import Capture
+from mokfx.capture.markers import MARKERS
+from mokfx.compile import CapturingBackend, capturing
 from mokfx.observe import gist, rewrite_and_report
 from mokfx.report import GraphBreak, GraphReport, Report
 from mokfx.undisturbed import undisturbed_dynamo, undisturbed_state
@@ -45,7 +47,7 @@ def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     with (
         undisturbed_state(plain),
         undisturbed_dynamo(recorder),
-        capture_sizes() if captures else contextlib.nullcontext(),
+        capturing(recorder.session) if captures else contextlib.nullcontext(),
     ):
         breaks_before = dict(counters["graph_break"])
         optimize = torch._dynamo.optimize(backend=cast(Any, recorder), **options)
@@ -63,11 +65,17 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.reports: list[GraphReport] = []
+        self.session = Capture()
+        self._told = 0
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         captured = copy.deepcopy(gm)
-        self.reports.append(rewrite_and_report(gm, with_code=True))
-        return captured.forward
+        refused = self.session.misses[self._told :]
+        self.reports.append(rewrite_and_report(gm, refused, with_code=True))
+        self._told += len(refused)
+        # Where an assumption of the capture is in the graph, only the rewritten graph runs with any input.
+        assumes = any(node.target in MARKERS for node in captured.graph.nodes)
+        return gm.forward if assumes else captured.forward
 
 
 def _captures(model: Any) -> bool:

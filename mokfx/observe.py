@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing, counters
@@ -12,6 +13,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from mokfx.broken import find_broken
+from mokfx.capture import proving
 from mokfx.errors import MissError, MissWarning, describe_miss
 from mokfx.ops import Call, unsupported_reason
 from mokfx.passes import rewrite
@@ -27,23 +29,36 @@ _warned: set[str] = set()
 """What was warned of already. The registry of `warnings` does not last: Dynamo's own use of it empties it."""
 
 
-def rewrite_and_report(gm: GraphModule, *, with_code: bool = False) -> GraphReport:
+def rewrite_and_report(
+    gm: GraphModule, refused: Sequence[Miss] = (), *, with_code: bool = False
+) -> GraphReport:
     """Rewrite `gm`, as captured by Dynamo, in place.
+
+    Raises:
+        Unproven: the graph was captured under assumptions (`mokfx.capture`) that do not hold. Dynamo takes
+        it, and
+            captures the graph anew without them.
 
     Args:
         gm: the graph; its nested graphs are rewritten too.
+        refused: what was left alone already when the graph was captured.
         with_code: also keep the code of the graph before and after.
     """
     before = readable(gm) if with_code or graph_log.isEnabledFor(logging.DEBUG) else ""
     nodes_before = _size(gm)
     # A model may be compiled during a call under `torch.utils.checkpoint`, whose hooks count what is saved.
-    with _disable_saved_tensors_hooks_during_tracing():
+    with _disable_saved_tensors_hooks_during_tracing(), proving(gm):
         outcome = rewrite(gm, provider_check=_why_unsupported)
+    for module in gm.modules():
+        if isinstance(module, GraphModule):
+            module.recompile()
     ended_by = graph_break_after(gm)
     broken = find_broken(gm, ended_by)
+    if broken is not None and broken.where not in {miss.where for miss in refused}:
+        refused = (*refused, broken)
     return GraphReport(
         matches=outcome.matches,
-        misses=outcome.misses if broken is None else (broken, *outcome.misses),
+        misses=(*refused, *outcome.misses),
         before=before,
         after=readable(gm) if before else "",
         nodes_before=nodes_before,

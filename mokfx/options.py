@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 
 from mokfx.errors import OptionError
-from mokfx.ops import providers
+from mokfx.ops import all_providers
 
 PREFIX = "mok."
 
@@ -68,7 +68,7 @@ def _parse(options: Mapping[str, Any]) -> MokOptions:
 
 def _choices(name: str, hint: Any) -> tuple[Any, ...]:
     if name == "provider":
-        return ("auto", *(provider.name for provider in providers()))
+        return ("auto", *(provider.name for provider in all_providers()))
     return get_args(hint) if get_origin(hint) is Literal else (True, False)
 
 
