@@ -132,13 +132,19 @@ def _node_of(leaf: Leaf, found: Found, graph: Graph, run: GraphRun, tracker: Tra
 def _replaced_edges(
     aliases: list[Node], root: Node, needs: Dependencies, graph: Graph, after: int
 ) -> frozenset[tuple[Node, Node]]:
-    """Uses of the layer's output: they will use the op's result."""
+    """Uses of the layer's output: they will use the op's result, and so will the views that they make of it."""
     edges: set[tuple[Node, Node]] = set()
-    for alias in aliases:
-        for user in alias.users:
-            if needs.order[user] > after:
-                edges.add((user, alias))
-                edges |= {(user, w) for s in needs.storages(alias) for w in needs.writers[s] if w in needs.of[user]}
+    storages = {s for alias in aliases for s in needs.storages(alias)}
+    writers = {w for s in storages for w in needs.writers[s] if needs.order[w] <= after}
+    renewed = set(aliases)
+    for node in graph.nodes:
+        if needs.order[node] <= after:
+            continue
+        reads = {a for a in node.all_input_nodes if needs.storages(a) & storages}
+        if not reads or not reads <= renewed:
+            continue
+        edges |= {(node, a) for a in reads if a in aliases} | {(node, w) for w in writers}
+        renewed.add(node)
     return frozenset(edges)
 
 

@@ -15,7 +15,7 @@ from mokfx.passes.terms import (
     ONE, ZERO, Size, Term, add, apply, delta, integer, mul, perm, plus, start, substitute, terms_of, unflatten,
 )
 from mokfx.passes.terms import count as count_term
-from mokfx.passes.value import Axis, Value, align, axis_of, bind, fresh, position, size_of, sizes
+from mokfx.passes.value import Axis, Leaf, Value, align, axis_of, bind, fresh, leaf_value, position, size_of, sizes
 
 
 @rule("aten.index")
@@ -23,17 +23,33 @@ def index(call: Call) -> Value | None:
     resolved = _indices(call, call["indices"], call.shape)
     if resolved is None:
         return None
-    return _read(call.tracker.given(call["self"]), resolved)
+    return _looked_up(call, _read(call.tracker.given(call["self"]), resolved))
 
 
 @rule("aten.index_select")
 def index_select(call: Call) -> Value | None:
-    return _read(call.tracker.given(call["self"]), _along(call, call.value("index")))
+    return _looked_up(call, _read(call.tracker.given(call["self"]), _along(call, call.value("index"))))
 
 
 @rule("aten.embedding")
 def embedding(call: Call) -> Value | None:
     return _read(call.tracker.given(call["weight"]), {0: call.value("indices")})
+
+
+def _looked_up(call: Call, value: Value) -> Value:
+    """What is read at positions that are data: a number for each position is data of its own.
+
+    Such are the expert ids of a hash layer, and router weights picked from all experts' scores. A whole row for each
+    position is not: it may be an expert's weight.
+    """
+    body = value.body
+    if body.routed or not body.looked_up or body.op != "at":
+        return value
+    data = frozenset[Term]().union(*(i.free for i in body.args[2:] if i.op == "at"))
+    if call.is_float and data != frozenset(v for axis in value.axes for v in axis):
+        return value
+    leaf = Leaf(call.out, call.tracker.node, made_by=call.name, definition=value)
+    return leaf_value(leaf, call.shape)
 
 
 def _along(call: Call, where: Value) -> dict[int, Value]:
@@ -134,7 +150,7 @@ def gather(call: Call) -> Value | None:
     for d, axis in enumerate(where.axes):
         if d != dim:
             mapping |= bind(source.axes[d], position(axis))
-    return Value(where.axes, substitute(source.body, mapping))
+    return _looked_up(call, Value(where.axes, substitute(source.body, mapping)))
 
 
 # -- writing -------------------------------------------------------------------------------------------------------

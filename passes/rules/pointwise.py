@@ -21,7 +21,7 @@ from mokfx.passes.terms import (
     mod,
     mul,
 )
-from mokfx.passes.value import Value, align
+from mokfx.passes.value import Leaf, Value, align, leaf_value
 
 INDEX = frozenset(("var", "int", "lin", "div", "mod", "perm", "swap", "seg", "count", "start", "running", "size", "at"))
 
@@ -32,7 +32,12 @@ def _is_index(call: Call, term: Term) -> bool:
 
 def _combine(call: Call, names: tuple[str, ...] = ("self", "other")) -> tuple[Value, list[Term]]:
     axes, bodies = align([call.value(name) for name in names])
-    return Value(axes, ONE), bodies
+    return Value(axes, ONE), [_real(b) for b in bodies] if call.is_float else bodies
+
+
+def _real(term: Term) -> Term:
+    """A whole number among floats is a float: `1 + u` is `1.0 + u`."""
+    return const(term.args[0]) if term.op == "int" and isinstance(term.args[0], int) else term
 
 
 def _sum(call: Call, left: Term, right: Term, factor: float) -> Term:
@@ -99,7 +104,19 @@ def remainder(call: Call) -> Value | None:
     by = right.args[0] if right.op in ("int", "size") else int(right.args[0]) if right.op == "const" else None
     if call.is_float or by is None or not _not_negative(left):
         return None
+    if call.name == "aten.remainder" and _hashes(left) and isinstance(by, int) and by > 0:
+        leaf = Leaf(call.out, call.tracker.node, bound=by, made_by=call.name)
+        return leaf_value(leaf, call.shape)
     return shape.with_body(mod(left, by))
+
+
+def _hashes(term: Term) -> bool:
+    """Whether a number mixes data of unknown range: its remainder is data of its own, such as a hash layer's ids."""
+    return term.op != "at" and not term.routed and bound(term) is None and _reads_data(term)
+
+
+def _reads_data(term: Term) -> bool:
+    return term.op == "at" or (term.op == "lin" and any(_reads_data(t) for t, _ in term.args[1]))
 
 
 def _not_negative(term: Term) -> bool:
