@@ -17,7 +17,9 @@ from mokfx.passes.terms import (
     Size,
     Substitution,
     Term,
+    bound,
     count,
+    integer,
     lin,
     make,
     match,
@@ -78,8 +80,18 @@ def _by_appearance(body: Term) -> list[Term]:
 
 def keys_of(body: Term) -> Keys:
     """The keys that `body` takes over all positions of its free variables."""
+    if body.op == "seg" and body.args[1].op == "var":
+        known: Keys = body.args[0]
+        size = product(v.args[1] for v in known.variables if v.op == "var")
+        if size in (RECEIVED, body.args[1].args[1]):
+            return known
     variables, body = _canonical(body, _by_appearance(body), "k")
     return Keys(variables, body)
+
+
+def all_of(keys: Keys, experts: int) -> Term:
+    """How many keys there are, as the sum of the counts of each expert."""
+    return lin((count(keys, integer(e)), 1) for e in range(experts))
 
 
 @dataclass(frozen=True)
@@ -114,6 +126,11 @@ class Sort:
         if not match(self.body, key, found) or any(v not in found for v in self.variables if v.op == "var"):
             return None
         return radix([found.get(v, v) for v in self.variables], self.sizes)
+
+    def rows_are(self, number: Term, inverse: bool) -> bool:
+        """Whether `number` is how many rows are sorted: all positions, before and after, are smaller."""
+        experts = bound(self.body)
+        return isinstance(experts, int) and number is all_of(self.keys, experts)
 
     def __str__(self) -> str:
         return "order" if self.tie is None else "order?"
@@ -158,6 +175,12 @@ class Exchange:
         """The first expert of this rank, if the group is known to this process."""
         rank = group_rank(self.group)
         return None if rank is None else rank * self.local_experts
+
+    def rows_are(self, number: Term, inverse: bool) -> bool:
+        """Whether `number` is how many rows arrive (`inverse`) or are sent: all positions there are smaller."""
+        if inverse:
+            return number is all_of(self.local_keys, self.local_experts)
+        return number is all_of(self.keys_sent, self.ranks * self.local_experts)
 
     def segment_order(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """The segments (sender, local expert) of the received rows: as they arrive, and grouped by expert."""

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mokfx.passes import rules
 from mokfx.passes.facts import Facts, shape_of, storage_of
+from mokfx.passes.functions import function_of, outputs_of, why_not_mirror
 from mokfx.passes.layer import Layer
 from mokfx.passes.recognise import Refusal, recognise
 from mokfx.passes.rules.table import RULES, Call
@@ -55,6 +56,8 @@ class Tracker(TorchDispatchMode):
         """The grad mode around the current node; an op may switch it off for its own inside."""
         self.inside_function = 0
         self.found: list[Found] = []
+        self.functions: list[tuple[Node, str]] = []
+        """User functions on routed rows that are not part of a layer, and why."""
         self.refusals: list[tuple[Node, Refusal]] = []
         """Sums over experts or choices that are not the MoE of anything."""
         self.unread: list[Unread] = []
@@ -220,24 +223,31 @@ class ViewOf:
 class GraphRun(Interpreter):
     """Runs a Dynamo graph under a tracker, telling it the current node."""
 
-    def __init__(self, module: GraphModule, tracker: Tracker) -> None:
+    def __init__(self, module: GraphModule, tracker: Tracker, inside: Node | None = None) -> None:
         super().__init__(module, garbage_collect_values=False)
         self.tracker = tracker
-        self.entered: list[Any] = []
+        self.inside = inside
+        """The node of the outer graph, if this graph is the body of a function."""
 
     def run_node(self, n: Node) -> Any:
-        self.tracker.node = n
-        self.tracker.node_has_gradients = torch.is_grad_enabled()
+        if self.inside is None:
+            self.tracker.node = n
+            self.tracker.node_has_gradients = torch.is_grad_enabled()
         if n.op == "call_function" and isinstance(n.target, torch._ops.HigherOrderOperator):
             return self.run_higher_order(n)
         written = len(self.tracker.writes)
         result = self.recorded(super().run_node(n), n)
-        self.look(result, n, {storage for _, storage in self.tracker.writes[written:]})
-        if n.target is torch.amp.autocast_mode._enter_autocast:
-            self.entered.append(result)
-        elif n.target is torch.amp.autocast_mode._exit_autocast:
-            self.entered.remove(n.args[0] if n.args[0] in self.entered else self.env[n.args[0]])  # type: ignore[index]
+        if self.inside is None:
+            self.look(result, n, {storage for _, storage in self.tracker.writes[written:]})
         return result
+
+    def nested(self, body: GraphModule, arguments: Sequence[Any]) -> Any:
+        """Run a function's body as part of the current node."""
+        self.tracker.inside_function += 1
+        try:
+            return GraphRun(body, self.tracker, inside=self.tracker.node).run(*arguments)
+        finally:
+            self.tracker.inside_function -= 1
 
     def look(self, result: Any, node: Node, written: set[int]) -> None:
         tensors = [result, *(self.env.get(a) for a in node.all_input_nodes if written)]
@@ -262,5 +272,16 @@ class GraphRun(Interpreter):
         return result
 
     def run_higher_order(self, node: Node) -> Any:
-        """The bodies of higher-order ops are graphs of their own; what they return is taken as given."""
-        return node.meta["example_value"]
+        """A user function that moves rows is read; other bodies are graphs of their own, their results given."""
+        known = node.meta["example_value"]
+        function = function_of(self, node)
+        if function is None:
+            return known
+        results = self.recorded(outputs_of(self, function), node)
+        reason = why_not_mirror(self, function) if self.tracker.gradients else None
+        if reason is None:
+            return results
+        routed = [self.tracker.value(a) for a in function.arguments if isinstance(a, torch.Tensor)]
+        if any(value.body.routed for value in routed):
+            self.tracker.functions.append((node, reason))
+        return known

@@ -32,6 +32,7 @@ from mokfx.passes.terms import (
     seg,
     start,
     substitute,
+    swap,
     terms_of,
     valid,
     var,
@@ -68,6 +69,9 @@ def _solve(facts: Facts, index: Term, target: Term, unknowns: frozenset[Term], i
         return True
     if index.op == "perm":
         return _solve(facts, index.args[2], perm(index.args[0], not index.args[1], target), unknowns, into)
+    if index.op == "swap":
+        group, ranks, inner = index.args
+        return _solve(facts, inner, swap(group, ranks, target), unknowns, into)
     if index.op in ("div", "mod"):
         inner, by = index.args
         limit = bound(inner)

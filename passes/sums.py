@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from mokfx.passes.bijections import keys_of
+from mokfx.passes.indicators import not_negative
+from mokfx.passes.queues import find
 from mokfx.passes.terms import (
     Term,
     add,
@@ -34,7 +36,7 @@ def total(variable: Term, body: Term) -> Term:
         return lin([(total(variable, t), c) for t, c in body.args[1]], body.args[0] * size)
     if body.op == "valid" and variable not in body.args[0].free:
         return valid(body.args[0], total(variable, body.args[1]))
-    for rule in (_constant, _pick, _pull_in, _count, _count_block):
+    for rule in (_constant, _pick, _find, _pull_in, _count, _count_block):
         result = rule(variable, body)
         if result is not None:
             return result
@@ -69,7 +71,7 @@ def _pick(variable: Term, body: Term) -> Term | None:
         if factor.op != "delta" or variable not in factor.args:
             continue
         other = factor.args[1] if factor.args[0] is variable else factor.args[0]
-        if variable in other.free:
+        if variable in other.free or not not_negative(other):
             continue
         rest = [*factors[:i], *factors[i + 1 :], *_in_range(other, variable)]
         if condition is not None:
@@ -87,6 +89,10 @@ def _in_range(index: Term, variable: Term) -> list[Term]:
     if index.op in ("at", "seg") or (limit is not None and at_most(limit, variable.args[1])):
         return []
     return [lt(index, integer(variable.args[1]))]
+
+
+def _find(variable: Term, body: Term) -> Term | None:
+    return find(variable, body) if body.perms and body.op in ("mul", "sum") else None
 
 
 def _pull_in(variable: Term, body: Term) -> Term | None:

@@ -6,7 +6,8 @@ those positions. The vocabulary is small:
     index terms   variables, integers, `lin` (sum of coefficient * term), `div`, `mod`,
                   `perm` (a named bijection or its inverse), `swap` (a rank seen from the other side of an exchange),
                   `seg` (the r-th smallest expert id), `count` and `start` (rows of one expert / of all earlier ones),
-                  `delta` (1 where two indices are equal), `lt`
+                  `choose` (one index where a condition holds, another elsewhere),
+                  `delta` (1 where two indices are equal), `lt`, `nonzero` (1 where a number is not 0)
     data terms    `at` (an element of a tensor that the graph computes), `add`, `mul`, `sum` over a bound variable,
                   `const`, `cast`, `valid` (unspecified where a condition fails) and named pointwise functions
 
@@ -31,13 +32,15 @@ Substitution: TypeAlias = dict["Term", "Term"]
 class Term:
     """One node of a term. `op` names it; `args` holds terms and hashable attributes."""
 
-    __slots__ = ("__weakref__", "args", "depth", "free", "looked_up", "op", "perms", "routed", "uid")
+    __slots__ = ("__weakref__", "args", "depth", "free", "inner", "looked_up", "op", "perms", "routed", "uid")
 
     op: str
     args: tuple[Any, ...]
     free: frozenset[Term]
     depth: int
     """How many nested `sum`s it holds: names the next bound variable."""
+    inner: frozenset[Term]
+    """The indicators that its indices are made with."""
     perms: frozenset[Any]
     """The bijections that occur in it."""
     routed: bool
@@ -69,6 +72,9 @@ def make(op: str, *args: Any) -> Term:
         own = frozenset((term,)) if op == "var" else frozenset()
         term.free = frozenset().union(own, *(child.free for child in children)) - bound
         term.depth = max((child.depth for child in children), default=0) + (op == "sum")
+        term.inner = frozenset().union(*(child.inner for child in children))
+        if op in ("delta", "lt", "lin", "choose"):
+            term.inner |= {f for child in children for f in factors_of(child) if f.op in ("delta", "lt", "nonzero")}
         term.perms = frozenset().union(*(child.perms for child in children))
         if op == "perm":
             term.perms |= {args[0]}
@@ -79,7 +85,9 @@ def make(op: str, *args: Any) -> Term:
     return term
 
 
-ROUTED = frozenset(("perm", "swap", "seg", "count", "start", "delta", "lt", "valid", "running", "sender", "block_start"))
+ROUTED = frozenset(
+    "perm swap seg count start delta lt nonzero choose valid running sender block_start".split()
+)
 
 
 def _reads_data(index: Term) -> bool:
@@ -160,6 +168,7 @@ def lin(parts: Iterable[tuple[Term, Size]], constant: Size = 0) -> Term:
             total[term] = _plain(total.get(term, 0) + factor)
     _gather_sources(total)
     _gather_digits(total)
+    _gather_columns(total)
     live = tuple(sorted(((t, c) for t, c in total.items() if c != 0), key=lambda pair: pair[0].uid))
     constant = _plain(constant)
     if not live:
@@ -201,6 +210,19 @@ def _gather_digits(total: dict[Term, Size]) -> None:
                 continue
             for part, coefficient in parts:
                 total[part] = _plain(total.get(part, 0) + factor * coefficient)
+
+
+def _gather_columns(total: dict[Term, Size]) -> None:
+    """A running count of second choices, and how many first choices there are, is a running count of both."""
+    for term in [t for t in total if t.op == "running"]:
+        from mokfx.passes.queues import behind
+
+        whole = behind(term)
+        if whole is not None and all(total.get(first) == total[term] for first in whole.before):
+            factor = total.pop(term)
+            for first in whole.before:
+                del total[first]
+            total[whole.running] = _plain(total.get(whole.running, 0) + factor)
 
 
 def plus(a: Term, b: Term) -> Term:
@@ -264,6 +286,10 @@ def _split(term: Term, by: Size) -> tuple[Term, Term]:
     limit = bound(term)
     if limit is not None and at_most(limit, by):
         return integer(0), term
+    if term.op == "choose":
+        from mokfx.passes.indicators import split_choice
+
+        return split_choice(term, by)
     parts, constant = ([(term, 1)], 0) if term.op != "lin" else (list(term.args[1]), term.args[0])
     if term.op == "int":
         parts, constant = [], term.args[0]
@@ -400,6 +426,19 @@ def sender(exchange: Any, row: Term) -> Term:
     return make("sender", exchange, row)
 
 
+def peer(group: str, ranks: int, local_experts: int, source: Term, term: Term) -> Term:
+    """What `term`, a count of rows, is on rank `source`; for an expert of this rank it is a count of rows sent here."""
+    from mokfx.passes.bijections import group_rank
+
+    rank = group_rank(group)
+    if rank is not None and term.op == "count":
+        own = lin([(term.args[1], 1)], -rank * local_experts)
+        limit = bound(own)
+        if limit is not None and at_most(limit, local_experts):
+            return count(term.args[0], lin([(swap(group, ranks, source), local_experts), (own, 1)]))
+    return make("peer", group, ranks, local_experts, source, term)
+
+
 def count(keys: Any, key: Term) -> Term:
     """How many of `keys` equal `key`."""
     return make("count", keys, key)
@@ -417,9 +456,25 @@ def start(keys: Any, key: Term) -> Term:
 
 def running(order: Any, key: Term, position: Term) -> Term:
     """How many keys equal `key` at positions up to and including `position`, in the order before a stable sort."""
+    from mokfx.passes.queues import behind
+
     if order.key_at(position) is key:
         return lin([(perm(order, True, position), 1), (start(order.keys, key), -1)], 1)
-    return make("running", order, key, position)
+    term = make("running", order, key, position)
+    whole = behind(term)
+    return term if whole is None or whole.before else whole.running
+
+
+def choose(condition: Term, a: Term, b: Term) -> Term:
+    """Index `a` where an indicator is 1, `b` where it is 0."""
+    if a is b or condition.op == "const":
+        return b if condition is const(0) else a
+    return make("choose", condition, a, b)
+
+
+def nonzero(number: Term) -> Term:
+    """1.0 where a number is not 0, else 0.0."""
+    return make("nonzero", number)
 
 
 def received_from(term: Term) -> tuple[Any, Term, Term] | None:
@@ -462,6 +517,13 @@ def delta(a: Term, b: Term) -> Term:
     if a.op == b.op == "int":
         return const(a.args[0] == b.args[0])
     for first, second in ((a, b), (b, a)):
+        if first.op == "choose":
+            from mokfx.passes.indicators import delta_of_choice
+
+            chosen = delta_of_choice(first, second)
+            if chosen is not None:
+                return chosen
+    for first, second in ((a, b), (b, a)):
         if first.op == "lin" and first.args[0] == 0 and second.op != "lin" and len(first.args[1]) == 2:
             (high, stride), (low, one) = sorted(first.args[1], key=lambda part: part[1] == 1)
             limit = bound(low)
@@ -472,13 +534,23 @@ def delta(a: Term, b: Term) -> Term:
 
 def lt(a: Term, b: Term) -> Term:
     """1.0 where index `a` is smaller than `b`, else 0.0."""
+    if b.op == "size":
+        b = integer(b.args[0])
+    if a.op == "choose":
+        from mokfx.passes.indicators import lt_of_choice
+
+        known = lt_of_choice(a, b)
+        if known is not None:
+            return known
     gap = minus(b, a)
-    if gap.op == "int" and isinstance(gap.args[0], int):
-        return const(gap.args[0] > 0)
+    if gap.op == "int" and (isinstance(gap.args[0], int) or at_most(gap.args[0], 0) or at_most(1, gap.args[0])):
+        return const(at_most(1, gap.args[0]))
     limit = bound(a)
     if limit is not None and b.op == "int" and at_most(limit, b.args[0]):
         return const(1)
     if b.op == "count" and _place_in_segment(a, *b.args):
+        return const(1)
+    if a.op == "perm" and a.args[0].rows_are(b, a.args[1]):
         return const(1)
     return make("lt", a, b)
 
@@ -493,8 +565,13 @@ def _place_in_segment(place: Term, keys: Any, key: Term) -> bool:
 
 
 def valid(condition: Term, term: Term) -> Term:
-    """`term` where `condition` holds; unspecified (whatever the program left there) elsewhere."""
-    return term if condition is const(1) else make("valid", condition, term)
+    """`term` where `condition` holds; elsewhere an unspecified number (whatever the program left there).
+
+    Where a factor of the term is not 0 is no condition: where it is 0, so is the product.
+    """
+    if condition is const(1) or (condition.op == "nonzero" and condition.args[0] in factors_of(term)):
+        return term
+    return make("valid", condition, term)
 
 
 def mul(factors: Iterable[Term]) -> Term:
@@ -518,9 +595,15 @@ def mul(factors: Iterable[Term]) -> Term:
         return const(0)
     if scale != 1.0:
         flat.append(const(scale))
-    indicators = {f for f in flat if f.op in ("delta", "lt")}
+    indicators = {f for f in flat if f.op in ("delta", "lt", "nonzero")}
     if _contradict(indicators):
         return const(0)
+    if indicators and len(flat) > 1:
+        from mokfx.passes.indicators import under
+
+        known = under(flat)
+        if known != flat:
+            return reduce(lambda term, condition: valid(condition, term), conditions, mul(known))
     flat = sorted([f for f in flat if f not in indicators] + list(indicators))
     result = const(1) if not flat else flat[0] if len(flat) == 1 else make("mul", *flat)
     return reduce(lambda term, condition: valid(condition, term), conditions, result)
@@ -614,6 +697,8 @@ def rebuild(term: Term, visit: Callable[[Term], Term]) -> Term:
         return swap(args[0], args[1], visit(args[2]))
     if op == "sender":
         return sender(args[0], visit(args[1]))
+    if op == "peer":
+        return peer(*args[:3], visit(args[3]), visit(args[4]))
     if op == "block_start":
         return block_start(args[0], args[1], visit(args[2]), visit(args[3]))
     if op == "running":
@@ -622,6 +707,10 @@ def rebuild(term: Term, visit: Callable[[Term], Term]) -> Term:
         return {"seg": seg, "count": count, "start": start}[op](args[0], visit(args[1]))
     if op == "at":
         return at(args[0], args[1], *(visit(a) for a in args[2:]))
+    if op == "choose":
+        return choose(*(visit(a) for a in args))
+    if op == "nonzero":
+        return nonzero(visit(args[0]))
     if op in ("delta", "lt", "valid"):
         return {"delta": delta, "lt": lt, "valid": valid}[op](visit(args[0]), visit(args[1]))
     if op in ("mul", "add"):

@@ -105,6 +105,20 @@ def counts(call: Call, keys: Value) -> Value | None:
     return Value((axis,), count(keys_of(keys.body), position(axis)))
 
 
+@rule("aten.searchsorted")
+def searchsorted(call: Call) -> Value | None:
+    """Where each expert's rows start (or end) among the sorted ids."""
+    ids, wanted = call.value("sorted_sequence"), call.value("self")
+    if call["sorter"] is not None or len(ids.axes) != 1 or ids.body.op != "seg" or len(ids.axes[0]) != 1:
+        return None
+    if ids.body.args[1] is not ids.axes[0][0] or call["self"].is_floating_point():
+        return None
+    keys = ids.body.args[0]
+    begin = start(keys, wanted.body)
+    right = call["right"] or call["side"] == "right"
+    return wanted.with_body(plus(begin, count(keys, wanted.body)) if right else begin)
+
+
 @rule("aten.sum")
 def summed(call: Call) -> Value | None:
     value = call.value("self")

@@ -14,7 +14,9 @@ from mokfx.passes.terms import (
     count,
     integer,
     lin,
+    peer,
     perm,
+    product,
     quotient,
     rebuild,
     substitute,
@@ -39,6 +41,21 @@ def all_to_all(call: Call) -> Value | None:
     if _equal(out_splits) and _equal(in_splits):
         return equal_exchange(call, value, group, ranks)
     return uneven_exchange(call, value, group, ranks, out_splits, in_splits)
+
+
+@rule("_c10d_functional.all_gather_into_tensor")
+def all_gather(call: Call) -> Value | None:
+    """Everybody's counts: block s is what rank s has."""
+    group, value = call["group_name"], call.value("input")
+    ranks = group_size(group)
+    body = value.body
+    experts = None if body.op != "count" else quotient(product(shape_of(call["input"])), ranks or 0)
+    if ranks is None or not isinstance(experts, int):
+        return None
+    source = axis_of(ranks)
+    gathered = peer(group, ranks, experts, position(source), body)
+    first = value.axes[0] if value.axes else ()
+    return Value(((*source, *first), *value.axes[1:]), gathered)
 
 
 def _equal(splits: Sequence[Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from mokfx.passes.indicators import CONDITIONS
 from mokfx.passes.rules.table import Call, rule
 from mokfx.passes.terms import (
     ONE,
@@ -23,10 +24,12 @@ from mokfx.passes.terms import (
 )
 from mokfx.passes.value import Leaf, Value, align, leaf_value
 
-INDEX = frozenset(("var", "int", "lin", "div", "mod", "perm", "swap", "seg", "count", "start", "running", "size", "at"))
+INDEX = frozenset("var int lin div mod perm swap seg count start running choose size at".split())
 
 
 def _is_index(call: Call, term: Term) -> bool:
+    if term.op == "mul":
+        return all(_is_index(call, f) or _is_indicator(f) for f in term.args)
     return term.op in INDEX or (term.op == "const" and term.args[0].is_integer())
 
 
@@ -220,7 +223,7 @@ def _whole_number(term: Term) -> bool:
 def _is_indicator(term: Term) -> bool:
     if term.op in ("mul", "add", "sum"):
         return all(_is_indicator(a) for a in term.args if a.op != "var")
-    return term.op in ("delta", "lt") or (term.op == "const" and term.args[0] in (0.0, 1.0, -1.0))
+    return term.op in CONDITIONS or (term.op == "const" and term.args[0] in (0.0, 1.0, -1.0))
 
 
 @rule("aten.masked_fill")
