@@ -26,7 +26,7 @@ def capture(layer: nn.Module, *args: Any, dynamic: bool | None = None) -> GraphM
         raise _Captured
 
     torch._dynamo.reset()
-    flags = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+    flags: dict[str, Any] = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
     try:
         with torch._dynamo.config.patch(**flags):
             torch.compile(layer, backend=backend, fullgraph=True, dynamic=dynamic)(*args)

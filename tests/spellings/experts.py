@@ -47,8 +47,8 @@ class Experts(nn.Module):
             fused,
             up_first,
         )
-        self.activation = GATED[act][1] if self.gated else None
-        self.activation1 = None if self.gated else UNGATED[act][1]
+        self.activation: Any = GATED[act][1] if self.gated else None
+        self.activation1: Any = None if self.gated else UNGATED[act][1]
         self.storage, self.listed, self.products = storage, listed, PRODUCTS[products]
         self.hidden_tap: Callable[[Tensor], Tensor] | None = None  # where faults are planted
         self.shift = 0  # another one: expert e uses the weights of e + shift

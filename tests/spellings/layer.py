@@ -41,10 +41,11 @@ class MoE(nn.Module):
     ) -> None:
         super().__init__()
         s = self.spelling = spelling
-        self.sizes, self.group, self.dtype = sizes, group, dtype
+        self.sizes, self.dtype = sizes, dtype
+        self.group: Any = group  # None on one rank, where nothing asks for it
         self.rank, self.ranks = rank, ranks
-        self.form = self.form_back = EXCHANGES.get(s.exchange)
-        self.group_back = group
+        self.form: Any = EXCHANGES.get(s.exchange)
+        self.form_back, self.group_back = self.form, self.group
         self.taps: dict[str, Tap] = {}
         self.experts, self.top_k = sizes.experts, s.top_k(sizes)
         self.router = Router(sizes.hidden, sizes.experts, self.top_k, s.router, dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -85,7 +85,7 @@ EXACT: dict[str, Callable[..., Tensor]] = {
 }
 """The oracle's activations, by name."""
 
-SPLIT: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+SPLIT: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {
     "chunk": lambda p: p.chunk(2, dim=-1),
     "torch_chunk": lambda p: torch.chunk(p, 2, -1),
     "split": lambda p: p.split(p.shape[-1] // 2, dim=-1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from . import (
     capacity,
@@ -155,4 +156,5 @@ class Spelling:
             unused += ["added"]
         if self.reduce in combine.ACCUMULATE:
             unused += ["unsort"]
-        return replace(self, **{f.name: f.default for f in fields(self) if f.name in unused})
+        defaults: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name in unused}
+        return replace(self, **defaults)

@@ -7,6 +7,7 @@ them may be rewritten.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,8 @@ class _Stacked(nn.Module):
 
     def __init__(self, sizes: Sizes, group: dist.ProcessGroup | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self.sizes, self.group = sizes, group
+        self.sizes = sizes
+        self.group: Any = group
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(shape, dtype=dtype) / shape[-2] ** 0.5)
