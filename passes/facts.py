@@ -95,10 +95,13 @@ class Facts:
     def set_scalar(self, number: Any, term: Term) -> None:
         """Record what an integer that was read from a tensor means."""
         if isinstance(number, torch.SymInt):
-            self._scalars[number.node.expr] = term
+            # Under its own name and under the one that torch may have found equal to it since.
+            self._scalars[number.node._expr] = term
+            self._scalars.setdefault(number.node.expr, term)
 
     def rename_scalar(self, old: torch.SymInt, new: torch.SymInt) -> None:
-        self.rename_size(old.node.expr, new.node.expr)
+        self.rename_size(old.node._expr, new.node._expr)
+        self.rename_size(old.node._expr, new.node.expr)
 
     def rename_size(self, old: Size, new: Size) -> None:
         """What `old` means, `new` means too."""
@@ -112,6 +115,10 @@ class Facts:
 
     def scalar(self, number: Any) -> Term:
         """An integer of the program as a term: known sizes and offsets become counts of rows."""
+        if isinstance(number, torch.SymInt):
+            named = self.size_term(_int(number.node._expr))
+            if not _has_size(named):
+                return named
         return self.size_term(as_size(number))
 
     def size_term(self, size: Size) -> Term:
@@ -126,6 +133,11 @@ class Facts:
         return make("size", size)
 
 
+def _has_size(term: Term) -> bool:
+    """Whether a part of a number is one that nothing is known of."""
+    return term.op == "size" or (term.op == "lin" and any(_has_size(t) for t, _ in term.args[1]))
+
+
 def _int(size: Any) -> Size:
     return int(size) if isinstance(size, sympy.Integer) else size
 
@@ -134,8 +146,13 @@ def storage_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+EMPTY = sympy.Symbol("empty", integer=True, positive=True)
+"""A size that is zero. What holds for any number of tokens holds for none, but nothing can be told from a range
+without positions, so reasoning treats it as a number that it does not know."""
+
+
 def shape_of(tensor: torch.Tensor) -> tuple[Size, ...]:
-    return tuple(as_size(size) for size in tensor.shape)
+    return tuple(EMPTY if size == 0 else size for size in map(as_size, tensor.shape))
 
 
 def shapes_of(tensors: Sequence[torch.Tensor]) -> list[tuple[Size, ...]]:

@@ -6,7 +6,21 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from mokfx.passes.terms import Term, add, apply, at, integer, lin, make, mul, rebuild
+from mokfx.passes.terms import (
+    Term,
+    add,
+    apply,
+    at,
+    delta,
+    integer,
+    lin,
+    make,
+    minus,
+    mul,
+    plus,
+    rebuild,
+    start,
+)
 from mokfx.passes.value import Leaf, Stack
 
 
@@ -15,6 +29,9 @@ def generalise(parts: Sequence[Term], index: Term) -> Term | None:
     first = parts[0]
     if all(part is first for part in parts):
         return first
+    affine = _affine(parts, index)
+    if affine is not None:
+        return affine
     if any(part.op != first.op or len(part.args) != len(first.args) for part in parts):
         return _constants(parts, index)
     op = first.op
@@ -24,11 +41,13 @@ def generalise(parts: Sequence[Term], index: Term) -> Term | None:
         return _sums(parts, index)
     if op == "at":
         return _elements(parts, index)
-    if op in ("mul", "add"):
+    if op in ("mul", "add", "delta"):
         columns = zip(*(sorted(part.args, key=_shape_of) for part in parts), strict=True)
         joined = [generalise(column, index) for column in columns]
         known = [term for term in joined if term is not None]
-        return (mul if op == "mul" else add)(known) if len(known) == len(joined) else None
+        if len(known) < len(joined):
+            return None
+        return delta(*known) if op == "delta" else (mul if op == "mul" else add)(known)
     children: list[Any] = []
     for column in zip(*(part.args for part in parts), strict=True):
         if isinstance(column[0], Term):
@@ -58,11 +77,43 @@ def _constants(parts: Sequence[Term], index: Term) -> Term | None:
     return lin([(index, step)], values[0])
 
 
-def _sums(parts: Sequence[Term], index: Term) -> Term | None:
-    if any(part.args[1] != parts[0].args[1] for part in parts):
+def _affine(parts: Sequence[Term], index: Term) -> Term | None:
+    """Positions that differ by a fixed step: `X, X + s, X + 2s, ...`, whatever X is."""
+    if any(part.op not in ("var", "int", "lin") for part in parts):
         return None
-    constant = _constants([integer(part.args[0]) for part in parts], index)
-    return None if constant is None else lin([*parts[0].args[1], (constant, 1)])
+    gaps = [minus(part, parts[0]) for part in parts]
+    if any(gap.op != "int" for gap in gaps):
+        return None
+    step = gaps[1].args[0]
+    if any(lin([(integer(step), i)]) is not gap for i, gap in enumerate(gaps)):
+        return None
+    return lin([(parts[0], 1), (index, step)])
+
+
+def _sums(parts: Sequence[Term], index: Term) -> Term | None:
+    offsets = _starts(parts, index)
+    if offsets is not None:
+        return offsets
+    constant = generalise([integer(part.args[0]) for part in parts], index)
+    columns = list(zip(*(sorted(part.args[1], key=lambda p: (str(p[1]), _shape_of(p[0]))) for part in parts), strict=False))
+    if constant is None or any(len(part.args[1]) != len(columns) for part in parts):
+        return None
+    total = [(constant, 1)]
+    for column in columns:
+        term = generalise([t for t, _ in column], index)
+        if term is None or any(c != column[0][1] for _, c in column):
+            return None
+        total.append((term, column[0][1]))
+    return lin(total)
+
+
+def _starts(parts: Sequence[Term], index: Term) -> Term | None:
+    """`X, X + count(0), X + count(0) + count(1), ...` is `X + start(index)`."""
+    for keys in {t.args[0] for part in parts if part.op == "lin" for t, _ in part.args[1] if t.op == "count"}:
+        rest = {minus(part, start(keys, integer(e))) for e, part in enumerate(parts)}
+        if len(rest) == 1:
+            return plus(rest.pop(), start(keys, index))
+    return None
 
 
 def _elements(parts: Sequence[Term], index: Term) -> Term | None:

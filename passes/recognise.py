@@ -99,7 +99,8 @@ class _Recognition:
         keys = self.expert_keys(outputs[0])
         exchange, away = _exchange_of(outputs[0])
         self.find_ids(keys)
-        assert self.ids is not None
+        if self.ids is None:
+            raise NotRecognised("its experts are not chosen by the ids of a token's choices", 2)
         num_experts, expert, ranks = self.experts(exchange, away)
         scope = Scope(self.input_operand, self.weight_operand, expert, away, casts=set())
         if weights is not None:

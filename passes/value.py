@@ -143,6 +143,8 @@ def reshape(value: Value, shape: Sequence[Size]) -> Value | None:
         todo.pop()
     head: list[Axis] = []
     while todo and variables and len(todo) > 1 and (todo[0] == 1 or todo[0] == variables[0].args[1]):
+        if todo[0] != 1 and len(variables) == 1 and any(size != 1 for size in todo[1:]):
+            break  # this variable is divided among the dimensions that are left
         head.append(() if todo[0] == 1 else (variables.pop(0),))
         todo.pop(0)
     middle = _regroup(variables, todo)
@@ -155,15 +157,13 @@ def reshape(value: Value, shape: Sequence[Size]) -> Value | None:
 def _regroup(variables: list[Term], shape: list[Size]) -> tuple[list[Axis], Substitution] | None:
     if all(size == 1 for size in shape):
         return ([() for _ in shape], {}) if not variables else None
-    if sum(size != 1 for size in shape) == 1:
+    if sum(size != 1 for size in shape) == 1 and variables:
         return [tuple(variables) if size != 1 else () for size in shape], {}
     if len(variables) == 1:
         # The total may be known only at run time (a count of rows); the program says how it divides.
         axes = [axis_of(size) for size in shape]
         parts = [position(axis) for axis in axes]
         return axes, {variables[0]: radix(parts, shape)}
-    if 0 in shape:
-        return None
     axes, mapping = [], {}
     queue = list(variables)
     for size in shape:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from mokfx.passes.indicators import CONDITIONS
+from mokfx.passes.indicators import CONDITIONS, not_negative
+from mokfx.passes.presence import presence
+from mokfx.passes.facts import EMPTY
 from mokfx.passes.rules.table import Call, rule
 from mokfx.passes.terms import (
     ONE,
+    Size,
     Term,
     add,
     apply,
     bound,
+    choose,
     const,
     delta,
     div,
@@ -92,7 +96,7 @@ def divided(call: Call) -> Value | None:
     shape, (left, right) = _combine(call)
     floor = call.name == "aten.floor_divide" or call["rounding_mode"] in ("floor", "trunc")
     if not call.is_float:
-        by = right.args[0] if right.op in ("int", "size") else int(right.args[0]) if right.op == "const" else None
+        by = _divisor(right)
         return shape.with_body(div(left, by)) if floor and by is not None and _not_negative(left) else None
     if floor:
         return None
@@ -101,10 +105,18 @@ def divided(call: Call) -> Value | None:
     return shape.with_body(apply("ratio", left, right)) if left.routed or right.routed else None
 
 
+def _divisor(term: Term) -> Size | None:
+    """What is divided by; zero is a number of tokens, for nothing else can be divided by it."""
+    if term.op not in ("int", "size", "const"):
+        return None
+    by = int(term.args[0]) if term.op == "const" else term.args[0]
+    return EMPTY if by == 0 else by
+
+
 @rule("aten.remainder", "aten.fmod")
 def remainder(call: Call) -> Value | None:
     shape, (left, right) = _combine(call)
-    by = right.args[0] if right.op in ("int", "size") else int(right.args[0]) if right.op == "const" else None
+    by = _divisor(right)
     if call.is_float or by is None or not _not_negative(left):
         return None
     if call.name == "aten.remainder" and _hashes(left) and isinstance(by, int) and by > 0:
@@ -138,6 +150,16 @@ def equal(call: Call) -> Value | None:
     if not (_is_index(call, left) and _is_index(call, right)):
         return None
     return shape.with_body(delta(left, right))
+
+
+@rule("aten.ne")
+def unequal(call: Call) -> Value | None:
+    """Where a routed value is not 0."""
+    value = call.value("self")
+    if call["other"] != 0 or isinstance(call["other"], torch.Tensor) or not value.body.routed:
+        return None
+    body = presence(value.body, call["self"].is_floating_point())
+    return None if body is None else value.with_body(body)
 
 
 @rule("aten.lt", "aten.gt", "aten.le", "aten.ge")
@@ -189,8 +211,12 @@ def clamped(call: Call) -> Value | None:
         return None
     if not call.is_float:
         limit = bound(value.body)
-        inside = (low is None or low <= 0) and (high is None or (isinstance(limit, int) and high >= limit - 1))
-        return value if inside else None
+        if low is not None and (low > 0 or not not_negative(value.body)):
+            return None
+        if high is None or (isinstance(limit, int) and high >= limit - 1):
+            return value
+        top = integer(int(high))
+        return value.with_body(choose(lt(value.body, top), value.body, top)) if value.body.routed else None
     if low == 0 and high is None:
         return value.with_body(apply("relu", value.body))
     limits = (None if low is None else float(low), None if high is None else float(high))
@@ -204,6 +230,9 @@ def converted(call: Call) -> Value | None:
     source, target = call["self"].dtype, call.out.dtype
     if source == target or (value.body.op == "const" and not target.is_complex):
         return value
+    if target == torch.bool and value.body.routed:
+        body = presence(value.body, source.is_floating_point)
+        return None if body is None else value.with_body(body)
     if source.is_floating_point and target.is_floating_point:
         return value if _whole_number(value.body) else value.with_body(apply("cast", value.body, target))
     if source.is_complex or target.is_complex or not (_whole_number(value.body) or not source.is_floating_point):
@@ -241,8 +270,11 @@ def where(call: Call) -> Value | None:
     if call["self"] is None:
         return None
     axes, (condition, left, right) = align([call.value(name) for name in ("condition", "self", "other")])
-    if not condition.routed or not call.is_float:
+    if not condition.routed:
         return None
+    if not call.is_float:
+        whole = _is_index(call, left) and _is_index(call, right) and _is_indicator(condition)
+        return Value(axes, choose(condition, _whole(left), _whole(right))) if whole else None
     if right is const(0) or right is integer(0):
         return Value(axes, mul([condition, left]))
     if left is const(0) or left is integer(0):
