@@ -24,7 +24,8 @@ from torch.fx import Graph, Node, Proxy
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from mokfx.capture.emptiness import empty_test, rows_asked
-from mokfx.capture.graph import UnknownValue, hit_list, known, maker_of, number_node, op_name, real, value_of
+from mokfx.capture.graph import maker_of, number_node, op_name, value_of
+from mokfx.capture.hits import UnknownValue, hit_list, known, real
 from mokfx.capture.markers import EVERY_EXPERT, NONEMPTY
 from mokfx.capture.plan import Plan, Refused, plan_branch, plan_loop
 from mokfx.capture.source import Site, function_of
@@ -40,9 +41,6 @@ TORCH = os.path.dirname(torch.__file__)
 def answer(session: Capture, trace: Trace, translator: Any, question: sympy.Basic) -> sympy.Basic | None:
     """The answer to a question that tracing `translator`'s current instruction needs; None leaves it to
     Dynamo."""
-    if translator.f_code.co_filename.startswith(TORCH):
-        _refuse_inside_torch(session, translator, question)
-        return None
     oracle = _Oracle(session, trace, translator)
     numbers = {}
     for symbol in question.free_symbols:
@@ -55,13 +53,8 @@ def answer(session: Capture, trace: Trace, translator: Any, question: sympy.Basi
     return oracle.rows(rest) if rest == question else None
 
 
-def _refuse_inside_torch(session: Capture, translator: Any, question: sympy.Basic) -> None:
-    """Says why a list of hit experts that went into Dynamo's own code (that of `enumerate`, say) was not captured."""
-    if is_list_length(translator, question):
-        while translator.parent and translator.f_code.co_filename.startswith(TORCH):
-            translator = translator.parent
-        site = Site(translator.f_code.co_filename, translator.lineno)
-        session.refuse(site, "loop", f"the list of experts that were hit was not captured: {NO_LOOP}", "")
+def _is_torch(translator: Any) -> bool:
+    return bool(translator.f_code.co_filename.startswith(TORCH))
 
 
 def is_list_length(translator: Any, question: sympy.Basic) -> bool:
@@ -77,7 +70,11 @@ def is_list_length(translator: Any, question: sympy.Basic) -> bool:
 
 class _Oracle:
     def __init__(self, session: Capture, trace: Trace, translator: Any) -> None:
-        self.session, self.trace, self.translator = session, trace, translator
+        self.session, self.trace = session, trace
+        self.in_torch = _is_torch(translator)
+        while translator.parent and _is_torch(translator):
+            translator = translator.parent
+        self.translator = translator
         self.output = translator.output
         self.graph: Graph = self.output.graph
         self.instruction = translator.current_instruction
@@ -132,6 +129,8 @@ class _Oracle:
         loop = fn.find_loop(self.instruction.positions) if fn else None
         line = loop.lineno if loop else self.instruction.positions.lineno
         site = Site(self.translator.f_code.co_filename, line)
+        if self.in_torch:  # Dynamo's own code for `enumerate`, say
+            loop = None
         what = f"the loop over `{ast.unparse(loop.iter)}`" if loop else "the list of experts that were hit"
         if self.session.gave_up(site, "loop"):
             return None
@@ -160,7 +159,7 @@ class _Oracle:
 
     def rows(self, question: sympy.Basic) -> sympy.Basic | None:
         asked = rows_asked(question)
-        if asked is None or not self.jumps:
+        if asked is None or not self.jumps or self.in_torch:
             return None
         measured, value = asked
         size = _rows_in(measured)

@@ -11,7 +11,8 @@ import torch
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis, UnspecializeRestartAnalysis
 from torch.fx import GraphModule, Node
 
-from mokfx.capture.graph import expression_of, frames, hit_list, nested, op_name, plain_indices, value_of
+from mokfx.capture.graph import expression_of, frames, nested, op_name, value_of
+from mokfx.capture.hits import hit_list, number_of, plain_numbers
 from mokfx.capture.markers import MARKERS
 from mokfx.capture.session import active
 from mokfx.capture.trace import Assumption, Moment, Trace
@@ -61,7 +62,7 @@ def proving(gm: GraphModule) -> Iterator[None]:
         ]
     )
     for graph in nested(gm):
-        plain_indices(graph, {node: n for node, n in trace.hit_lists.items() if node.graph is graph.graph})
+        plain_numbers(graph, {node: n for node, n in trace.hit_lists.items() if node.graph is graph.graph})
         _speak_clearly(graph, trace)
     yield
     settle(_left_over(gm, trace))
@@ -104,6 +105,8 @@ def _doubt(gm: GraphModule, lists: dict[Node, int], assumption: Assumption, tran
         for node in graph.graph.nodes:
             if node in lists and sum(hit_list(user) is not None for user in node.args[0].users) != 1:
                 return "the list is made twice, so its length may be used elsewhere"
+            if _writes(node) and node.args and number_of(node.args[0], lists) is not None:
+                return f"`{node.name}` changes a row of the list"
     for moment in assumption.moments:
         if doubt := _other_side(assumption, moment):
             return doubt

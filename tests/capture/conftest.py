@@ -12,3 +12,4 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+    torch.set_grad_enabled(True)  # a raw graph that raises between its own no_grad nodes leaves gradients off
