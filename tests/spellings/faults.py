@@ -90,7 +90,7 @@ def third_layer(layer: MoE) -> None:
     layer.middle = nn.Parameter(
         torch.linspace(-1, 1, inner * inner, dtype=layer.dtype).view(inner, inner) / inner
     )
-    layer.ffn.hidden_tap = lambda h: F.relu(h @ layer.middle)
+    layer.ffn.hidden_tap = lambda h: F.relu(h @ layer.get_parameter("middle"))
 
 
 @fault("refused", "dropout inside the expert", anywhere, random=True)
@@ -119,7 +119,7 @@ def scaled_experts(layer: MoE) -> None:
     layer.register_buffer("scale", scale)
 
     def tap(m: MoE, out: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-        return out * m.scale.repeat_interleave(counts, output_size=out.shape[0]).unsqueeze(1)
+        return out * m.get_buffer("scale").repeat_interleave(counts, output_size=out.shape[0]).unsqueeze(1)
 
     layer.taps["out"] = tap
 
@@ -306,7 +306,7 @@ def buffer_of_outputs(layer: MoE) -> None:
     layer.register_buffer("seen", torch.zeros(layer.sizes.hidden, dtype=layer.dtype))
 
     def tap(m: MoE, out: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-        m.seen.add_(out.detach().sum(0))
+        m.get_buffer("seen").add_(out.detach().sum(0))
         return out
 
     layer.taps["out"] = tap
@@ -319,7 +319,7 @@ def buffer_of_counts(layer: MoE) -> None:
 
     def tap(m: MoE, routed: Any) -> Any:
         with torch.no_grad():
-            m.load.add_(F.one_hot(routed.ids.reshape(-1), m.experts).sum(0))
+            m.get_buffer("load").add_(F.one_hot(routed.ids.reshape(-1), m.experts).sum(0))
         return routed
 
     layer.taps["routed"] = tap

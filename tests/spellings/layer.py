@@ -45,7 +45,8 @@ class MoE(nn.Module):
         self.group: Any = group  # None on one rank, where nothing asks for it
         self.rank, self.ranks = rank, ranks
         self.form: Any = EXCHANGES.get(s.exchange)
-        self.form_back, self.group_back = self.form, self.group
+        self.form_back: Any = self.form
+        self.group_back: Any = self.group
         self.taps: dict[str, Tap] = {}
         self.experts, self.top_k = sizes.experts, s.top_k(sizes)
         self.router = Router(sizes.hidden, sizes.experts, self.top_k, s.router, dtype)

@@ -99,6 +99,9 @@ def _project(m: Experts, name: str, e: int, rows: Tensor) -> Tensor:
 
 
 def shared_expert(m: Shared, x: Tensor) -> Tensor:
+    gate: Tensor
+    up: Tensor
+    down: Tensor
     if hasattr(m, "w1"):
         gate, up, down = m.w1, m.w3, m.w2
     elif hasattr(m, "gate_up"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,10 @@ class Routed(NamedTuple):
 
 class Router(nn.Module):
     """The parameters that a router spelling may use; `spelling` is a function in `ROUTERS`."""
+
+    correction: Tensor
+    table: Tensor
+    bias: Any
 
     def __init__(self, hidden: int, experts: int, top_k: int, spelling: str, dtype: torch.dtype) -> None:
         super().__init__()

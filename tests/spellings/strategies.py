@@ -61,8 +61,8 @@ def spellings(
     if exchanged:
         fields["exchange"] = draw(st.sampled_from([f for f in CHOICES["exchange"] if f != "listed"]))
         if fields["exchange"].startswith("function_") and fields.get("splits") == "item":
-            # Dynamo loses the `int(...)` of a split inside some autograd.Functions ("Argument 'sym_int_2' of Node
-            # 'output_1' does not belong to this Graph"): which ones, no single stage decides.
+            # Dynamo loses the `int(...)` of a split inside some autograd.Functions ("Argument 'sym_int_2' of
+            # Node 'output_1' does not belong to this Graph"): which ones, no single stage decides.
             fields["splits"] = "item_of_sums"
     if fields["act"] in networks.GATED:
         fields["fused"] = draw(_of("fused"))
@@ -126,7 +126,7 @@ def _sorted(draw: st.DrawFn, exchanged: bool) -> dict[str, Any]:
 
 
 @st.composite
-def faulty_spellings(draw: st.DrawFn, **kinds: bool | None) -> tuple[Spelling, Fault]:
+def faulty_spellings(draw: st.DrawFn, /, **kinds: Any) -> tuple[Spelling, Fault]:
     """A composed layer and a fault that has an effect on it; `kinds` as for `spellings`."""
     s = draw(spellings(**kinds))
     return s, FAULTS[draw(st.sampled_from([name for name, fault in FAULTS.items() if fault.fits(s)]))]
