@@ -217,7 +217,10 @@ def index_add(call: Call) -> Value | None:
     source = Value(axes, body)
     source = Value(axes, apply("cast", body, call["self"].dtype)) if _narrows(call) else source
     dims = {d: d for d in range(len(base.axes)) if d != dim}
-    return scatter(call.facts, base, {dim: position_of}, source, dims, call.name == "aten.index_add")
+    accumulate = call.name == "aten.index_add"
+    result = scatter(call.facts, base, {dim: position_of}, source, dims, accumulate)
+    plain = result is None and accumulate and not position_of.routed
+    return _one_hot(call, base, Value(axes, position_of), source.body, dim, True) if plain else result
 
 
 def _narrows(call: Call) -> bool:

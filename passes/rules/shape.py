@@ -8,7 +8,7 @@ from typing import Any
 from mokfx.passes.facts import shape_of
 from mokfx.passes.rules.table import Call, rule, write_back
 from mokfx.passes.scatter import write_segment
-from mokfx.passes.terms import Term, apply, integer, lin, plus, substitute
+from mokfx.passes.terms import Size, Term, apply, integer, lin, minus, plus, product, start, substitute
 from mokfx.passes.value import Axis, Value, axis_of, permute, position, reshape
 
 
@@ -124,10 +124,24 @@ def sliced(call: Call) -> Value | None:
     size = call.shape[dim]
     if step == 1 and begin is integer(0) and size == shape_of(call["self"])[dim]:
         return value
+    if step == 1:
+        _measure(call, dim, begin, size)
     axis = axis_of(size)
     where = plus(begin, lin([(position(axis), step)]))
     body = substitute(value.body, value.bind(dim, where))
     return Value((*value.axes[:dim], axis, *value.axes[dim + 1 :]), body)
+
+
+def _measure(call: Call, dim: int, begin: Term, size: Size) -> None:
+    """Learn a slice's length, where its ends are data: all rows of one key, among rows sorted by their keys."""
+    if isinstance(size, int) or call["end"] is None or call.facts.size_term(size).op != "size":
+        return
+    length = minus(call.number("end"), begin)
+    if length.op == "count" and start(*length.args) is begin:
+        variables = length.args[0].variables
+        rows = product(v.args[1] for v in variables if v.op == "var")
+        if rows == shape_of(call["self"])[dim]:  # else the slice may end before the key's rows do
+            call.facts.set_size(size, length)
 
 
 def _begin(call: Call, dim: int) -> Term | None:
