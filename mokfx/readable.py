@@ -38,7 +38,9 @@ def _short_names(lines: list[str]) -> tuple[dict[str, str], set[str]]:
     for line in lines:
         if (alias := _ALIAS.fullmatch(line)) and alias[2].startswith("L_"):
             short = _NOISE.sub("", alias[2])
-            if not short.isidentifier() or short in taken:
+            if short[:1].isdigit():  # of a Sequential
+                short = f"module_{short}"
+            if not short or short in taken:
                 short = alias[1]
             taken.add(short)
             aliases.add(line)

@@ -66,9 +66,10 @@ class Report:
 
     @property
     def graph_breaks(self) -> tuple[GraphBreak, ...]:
-        """Where Dynamo could not go on within one graph."""
+        """Where Dynamo could not go on within one graph; each place once."""
         ends = (graph.ended_by for graph in self.graphs)
-        return (*self.more_breaks, *(graph_break for graph_break in ends if graph_break is not None))
+        placed = (graph_break for graph_break in ends if graph_break is not None)
+        return tuple(dict.fromkeys((*self.more_breaks, *placed)))
 
     @property
     def graph_before(self) -> str:

@@ -59,7 +59,7 @@ def test_demo_fails_if_a_rank_does(
     monkeypatch.setattr(demo_ranks, "MODULE", "mokfx.no_such_module")
     assert mokfx.demo.run(ranks=2, steps=1) == 1
     error = capsys.readouterr().err
-    assert "mokfx demo failed: on rank 0 of 2" in error
+    assert "mokfx demo failed: on rank " in error
     assert "No module named mokfx.no_such_module" in error
 
 
