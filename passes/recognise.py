@@ -23,6 +23,7 @@ from mokfx.passes.network import (
     network,
     operand_of,
 )
+from mokfx.passes.indicators import place_of
 from mokfx.passes.sums import open_sum
 from mokfx.passes.terms import (
     ONE,
@@ -34,6 +35,7 @@ from mokfx.passes.terms import (
     lin,
     mod,
     mul,
+    product,
     radix,
     substitute,
     terms_of,
@@ -86,11 +88,12 @@ class _Recognition:
             raise NotRecognised("the last dimension of the output is not the hidden dimension of the experts", 0)
 
     def layer(self) -> Layer:
-        choice, product, complete = self.over_choices()
+        choice, summand, complete = self.over_choices()
         self.choice = choice
-        parts = _factors(product)
+        parts = _factors(summand)
+        limits = {p for p in parts if p.op == "lt"}
+        parts = [p for p in parts if p not in limits]
         _no_leftover(parts)
-        capacity = self.take_capacity(parts)
         scale, parts = _constants(parts)
         weights, outputs = self.split_weights(parts)
         if len(outputs) != 1:
@@ -101,6 +104,7 @@ class _Recognition:
         self.find_ids(keys)
         if self.ids is None:
             raise NotRecognised("its experts are not chosen by the ids of a token's choices", 2)
+        capacity = self.capacity(limits)
         num_experts, expert, ranks = self.experts(exchange, away)
         scope = Scope(self.input_operand, self.weight_operand, expert, away, casts=set())
         if weights is not None:
@@ -275,23 +279,29 @@ class _Recognition:
         ranks = group_size(exchange[1]) or 1  # type: ignore[index]
         return None, None, ranks
 
-    def take_capacity(self, parts: list[Term]) -> Capacity | None:
-        limits = [p for p in parts if p.op == "lt"]
+    def capacity(self, limits: set[Term]) -> Capacity | None:
+        """How many slots an expert takes, if the summand counts only where the slot's place is lower.
+
+        The slot must be this token's choice, numbered token by token or choice by choice, and its place be counted
+        among all slots with this id: then the order of the sorted slots says which of them come earlier.
+        """
         if not limits:
             return None
-        for p in limits:
-            parts.remove(p)
-        if len(set(limits)) > 1:
+        if len(limits) > 1:
             raise NotRecognised("more than one capacity applies", 3)
-        place, limit = limits[0].args
-        row = next((t for t, _ in place.args[1] if t.op == "perm"), None) if place.op == "lin" else None
-        if row is None or not isinstance(row.args[0], Sort):
+        place, limit = limits.pop().args
+        found = place_of(place)
+        if found is None or not isinstance(found.order, Sort) or found.order.tie is not None:
             raise NotRecognised("rows are dropped by a condition that is not a place among the expert's rows", 3)
-        order = row.args[0]
-        slot = lin([(self.token, self.choices()), (self.choice, 1)])
-        if row.args[2] is slot:
-            return Capacity(limit, "token")
-        return Capacity(limit, "choice")
+        tokens = product(s for axis in self.token_axes for s in sizes(axis))
+        if self.ids is None or found.key is not _element(self.ids):
+            raise NotRecognised("a capacity counts other ids than the experts are chosen by", 3)
+        by_choice = lin([(self.choice, tokens), (self.token, 1)])
+        by_token = lin([(self.token, self.choices()), (self.choice, 1)])
+        orders = [name for name, slot in (("choice", by_choice), ("token", by_token)) if found.slot is slot]
+        if not orders or found.order.size != tokens * self.choices():
+            raise NotRecognised("an expert's places are given in another order than by token or by choice", 3)
+        return Capacity(limit, orders[0])
 
     def check_experts(self, found: Network, num_experts: Size, ranks: int, complete: bool) -> None:
         assert self.ids is not None

@@ -16,6 +16,7 @@ from mokfx.passes.terms import (
     add,
     at_most,
     bound,
+    children_of,
     const,
     count,
     delta,
@@ -180,8 +181,10 @@ def scatter(
         index = indices[d] if d in indices else source.position(dims[d])
         if not _solve(facts, index, target, unknowns, solution):
             return None
-    if any(v not in solution.mapping for v in unknowns):
-        return None
+    for variable in unknowns - solution.mapping.keys():
+        if not accumulate:
+            return None
+        solution.residual.append(_all_rows(variable, source.body, solution))
     if once and solution.residual and not any(_picks_once(c) for c in solution.conditions):
         return None
     body = mul([substitute(source.body, solution.mapping), *solution.conditions])
@@ -212,6 +215,28 @@ def _bucket(indices: dict[int, Term]) -> tuple[Any, int, int] | None:
                 if seg(keys, plus(place, start(keys, key))) is key:
                     return keys, d, c
     return None
+
+
+def _all_rows(variable: Term, body: Term, into: Solution) -> Term:
+    """A variable that no index mentions: all its rows meet in one target, counted in the order before sorting."""
+    other = var(variable.args[1])
+    for bijection in body.perms:
+        if perm(bijection, False, variable) in _subterms(body) and bijection.size == variable.args[1]:
+            into.mapping[variable] = perm(bijection, True, other)
+            return other
+    into.mapping[variable] = other
+    return other
+
+
+def _subterms(term: Term) -> set[Term]:
+    seen: set[Term] = set()
+    todo = [term]
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            todo.extend(children_of(node))
+    return seen
 
 
 def _picks_once(condition: Term) -> bool:

@@ -36,7 +36,7 @@ def total(variable: Term, body: Term) -> Term:
         return lin([(total(variable, t), c) for t, c in body.args[1]], body.args[0] * size)
     if body.op == "valid" and variable not in body.args[0].free:
         return valid(body.args[0], total(variable, body.args[1]))
-    for rule in (_constant, _pick, _find, _pull_in, _count, _count_block):
+    for rule in (_constant, _pick, _find, _pick_inside, _pull_in, _count, _count_block):
         result = rule(variable, body)
         if result is not None:
             return result
@@ -78,6 +78,17 @@ def _pick(variable: Term, body: Term) -> Term | None:
             rest = [valid(condition, mul(rest))]
         return substitute(mul(rest), {variable: other})
     return None
+
+
+def _pick_inside(variable: Term, body: Term) -> Term | None:
+    """`sum_v sum_j delta(v, X_j) f(v, j)` is a sum over j of f(X_j, j)."""
+    if body.op != "sum" or not _has_delta(body, variable):
+        return None
+    inner, inside = open_sum(body)
+    picked = _pick(variable, inside)
+    if picked is None:
+        picked = _pick_inside(variable, inside)
+    return None if picked is None else total(inner, picked)
 
 
 def _in_range(index: Term, variable: Term) -> list[Term]:

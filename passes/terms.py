@@ -94,6 +94,10 @@ def _reads_data(index: Term) -> bool:
     return index.op == "at" or any(_reads_data(child) for child in _children(index.args))
 
 
+def children_of(term: Term) -> list[Term]:
+    return list(_children(term.args))
+
+
 def _children(args: Iterable[Any]) -> Iterable[Term]:
     for arg in args:
         if isinstance(arg, Term):
@@ -569,9 +573,13 @@ def valid(condition: Term, term: Term) -> Term:
 
     Where a factor of the term is not 0 is no condition: where it is 0, so is the product.
     """
-    if condition is const(1) or (condition.op == "nonzero" and condition.args[0] in factors_of(term)):
-        return term
-    return make("valid", condition, term)
+    conditions = set(factors_of(condition))
+    if term.op == "valid":
+        conditions |= set(factors_of(term.args[0]))
+        term = term.args[1]
+    given = factors_of(term)
+    condition = mul(c for c in conditions if c.op != "nonzero" or c.args[0] not in given)
+    return term if condition is const(1) else make("valid", condition, term)
 
 
 def mul(factors: Iterable[Term]) -> Term:
@@ -622,6 +630,7 @@ def _contradict(indicators: set[Term]) -> bool:
 
 def add(terms: Iterable[Term]) -> Term:
     flat: list[Term] = []
+    partial: list[Term] = []
     offset = 0.0
     conditions: list[Term] = []
     todo = list(terms)
@@ -632,10 +641,14 @@ def add(terms: Iterable[Term]) -> Term:
         elif term.op == "const":
             offset += term.args[0]
         elif term.op == "valid":
-            conditions.append(term.args[0])
-            todo.append(term.args[1])
+            partial.append(term)
         else:
             flat.append(term)
+    if len({term.args[0] for term in partial}) == 1:
+        # Terms that hold where another does not stay apart: each may be picked on its own.
+        conditions.append(partial[0].args[0])
+        partial = [term.args[1] for term in partial]
+    flat += [part for term in partial for part in terms_of(term)]
     if offset != 0.0:
         flat.append(const(offset))
     flat.sort()

@@ -21,7 +21,7 @@ from mokfx.passes.terms import (
     start,
     substitute,
 )
-from mokfx.passes.value import Leaf, Value, axis_of, leaf_value, position
+from mokfx.passes.value import Leaf, Value, axis_of, leaf_value, position, size_of
 
 
 @rule("aten.sort", "aten.argsort")
@@ -32,7 +32,7 @@ def sort(call: Call) -> Sequence[Value | None] | None:
     if value.body.op in ("const", "int") or call["self"].is_floating_point():
         return None
     (axis,) = value.axes
-    new = axis_of(shape_of(call["self"])[0])
+    new = axis_of(size_of(axis))
     where = position(new)
     if value.body.op == "perm" and (value.body.args[2],) == axis:
         bijection, inverse, _ = value.body.args

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mokfx.passes.bijections import Exchange, group_size
-from mokfx.passes.facts import shape_of
+from mokfx.passes.bijections import Exchange, Keys, group_size
+from mokfx.passes.facts import EMPTY, shape_of
 from mokfx.passes.rules.table import Call, rule
 from mokfx.passes.terms import (
+    Size,
     Term,
     at,
     count,
@@ -97,22 +98,30 @@ def uneven_exchange(
 
 def _exchange(group: str, ranks: int, sends: Sequence[Term], receives: Sequence[Term]) -> Exchange | None:
     """The exchange that sends `sends[d]` rows to rank d and receives `receives[s]` from rank s, if these are counts."""
-    counted = {t.args[0] for s in sends for t in _parts(s) if t.op == "count"}
+    counted = {t.args[0] for s in (*sends, *receives) for t in _parts(s) if t.op == "count"}
     if len(counted) != 1 or len(sends) != ranks or len(receives) != ranks:
         return None
     (keys,) = counted
-    experts = sum(len(_parts(s)) for s in sends)
+    experts = sum(len(_parts(s)) for s in receives)
     if experts % ranks:
         return None
     local = experts // ranks
     for d in range(ranks):
-        if sends[d] is not lin((count(keys, integer(d * local + e)), 1) for e in range(local)):
-            return None
         there = swap(group, ranks, integer(d))
-        expected = lin((count(keys, lin([(there, local)], e)), 1) for e in range(local))
-        if receives[d] is not expected:
+        sent = lin((count(keys, integer(d * local + e)), 1) for e in range(local))
+        received = lin((count(keys, lin([(there, local)], e)), 1) for e in range(local))
+        if not _is_count(sends[d], sent, keys) or receives[d] is not received:
             return None
     return Exchange(group, ranks, local, keys)
+
+
+def _is_count(number: Term, expected: Term, keys: Keys) -> bool:
+    """Whether a number is the expected count; of no slots at all, every count is zero."""
+    return number is expected or (number is integer(0) and any(EMPTY in _symbols(v.args[1]) for v in keys.variables))
+
+
+def _symbols(size: Size) -> set[object]:
+    return set() if isinstance(size, int) else set(size.free_symbols)
 
 
 def _parts(term: Term) -> list[Term]:

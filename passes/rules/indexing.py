@@ -183,15 +183,18 @@ def _write(
     source = Value(full, bodies[-1])
     where = dict(zip(where, bodies, strict=False))
     dims = {d: len(axes) + i for i, d in enumerate(whole)}
-    written = scatter(call.facts, base, where, source, dims, accumulate)
-    increment = None if accumulate or written is not None else _increment(base, where, source, dims)
-    return written if increment is None else scatter(call.facts, base, where, increment, dims, True, once=True)
+    attempts = [(source, accumulate, False)]
+    increment = None if accumulate else _increment(base, where, source, dims)
+    if increment is not None:
+        attempts.insert(1 if base.body is ZERO else 0, (increment, True, True))
+    written = (scatter(call.facts, base, where, rows, dims, add_up, once) for rows, add_up, once in attempts)
+    return next((value for value in written if value is not None), None)
 
 
 def _increment(base: Value, where: dict[int, Term], source: Value, dims: dict[int, int]) -> Value | None:
     """`base[i] = base[i] + v` adds v: what remains of the source once `base[i]` is taken away."""
-    if base.body is ZERO:
-        return source
+    if base.body.op == "const":
+        return source if base.body is ZERO else None
     again = fresh(base)
     mapping = {}
     for d in range(len(base.axes)):
