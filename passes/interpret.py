@@ -238,8 +238,21 @@ class GraphRun(Interpreter):
         written = len(self.tracker.writes)
         result = self.recorded(super().run_node(n), n)
         if self.inside is None:
+            self.call_by_node(result, n)
             self.look(result, n, {storage for _, storage in self.tracker.writes[written:]})
         return result
+
+    def call_by_node(self, result: Any, node: Node) -> None:
+        """Tensors are called by the nodes that stand for them: `ids`, not the `topk` that `ids` is taken from."""
+        if not isinstance(result, torch.Tensor):
+            return
+        value = self.tracker.facts.get(result)
+        if value is None:
+            self.tracker.facts.leaf(result, node)
+            return
+        leaf = value.body.args[0] if value.body.op == "at" else None
+        if isinstance(leaf, Leaf) and leaf.tensor is result and leaf.node in node.all_input_nodes:
+            leaf.node = node
 
     def nested(self, body: GraphModule, arguments: Sequence[Any]) -> Any:
         """Run a function's body as part of the current node."""
