@@ -24,14 +24,18 @@ from mokfx.passes.terms import (
 from mokfx.passes.value import Leaf, Stack
 
 
+POSITIONS = frozenset(("var", "int", "lin", "count"))
+
+
 def generalise(parts: Sequence[Term], index: Term) -> Term | None:
     """A term whose value for `index = i` is `parts[i]`, or None: the parts then differ in more than the expert."""
     first = parts[0]
     if all(part is first for part in parts):
         return first
-    affine = _affine(parts, index)
-    if affine is not None:
-        return affine
+    if all(part.op in POSITIONS for part in parts):
+        position = _affine(parts, index) or _starts(parts, index)
+        if position is not None:
+            return position
     if any(part.op != first.op or len(part.args) != len(first.args) for part in parts):
         return _constants(parts, index)
     op = first.op
@@ -79,8 +83,6 @@ def _constants(parts: Sequence[Term], index: Term) -> Term | None:
 
 def _affine(parts: Sequence[Term], index: Term) -> Term | None:
     """Positions that differ by a fixed step: `X, X + s, X + 2s, ...`, whatever X is."""
-    if any(part.op not in ("var", "int", "lin") for part in parts):
-        return None
     gaps = [minus(part, parts[0]) for part in parts]
     if any(gap.op != "int" for gap in gaps):
         return None
@@ -91,9 +93,6 @@ def _affine(parts: Sequence[Term], index: Term) -> Term | None:
 
 
 def _sums(parts: Sequence[Term], index: Term) -> Term | None:
-    offsets = _starts(parts, index)
-    if offsets is not None:
-        return offsets
     constant = generalise([integer(part.args[0]) for part in parts], index)
     columns = list(zip(*(sorted(part.args[1], key=lambda p: (str(p[1]), _shape_of(p[0]))) for part in parts), strict=False))
     if constant is None or any(len(part.args[1]) != len(columns) for part in parts):
@@ -109,7 +108,8 @@ def _sums(parts: Sequence[Term], index: Term) -> Term | None:
 
 def _starts(parts: Sequence[Term], index: Term) -> Term | None:
     """`X, X + count(0), X + count(0) + count(1), ...` is `X + start(index)`."""
-    for keys in {t.args[0] for part in parts if part.op == "lin" for t, _ in part.args[1] if t.op == "count"}:
+    atoms = [t for part in parts for t in (dict(part.args[1]) if part.op == "lin" else (part,))]
+    for keys in {t.args[0] for t in atoms if t.op == "count"}:
         rest = {minus(part, start(keys, integer(e))) for e, part in enumerate(parts)}
         if len(rest) == 1:
             return plus(rest.pop(), start(keys, index))

@@ -202,13 +202,11 @@ class _Recognition:
         return operand if self.is_slot(operand) else None
 
     def is_slot(self, operand: Operand) -> bool:
-        leaf = operand.leaves[0]
-        shape = shape_of(leaf.tensor)
-        where = radix(operand.index, shape)
+        """Whether a tensor of all slots is read at this one."""
+        shape = shape_of(operand.leaves[0].tensor)
+        tokens = product(size_of(axis) for axis in self.token_axes)
         slot = lin([(self.token, self.choices()), (self.choice, 1)])
-        if where is slot and (self.choice.op == "var" or self.choices() == 1):
-            return True
-        return False
+        return product(shape) == product((tokens, self.choices())) and radix(operand.index, shape) is slot
 
     def choices(self) -> Size:
         return self.choice.args[1] if self.choice.op == "var" else 1
