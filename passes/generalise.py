@@ -9,7 +9,6 @@ from typing import Any
 from mokfx.passes.terms import (
     Term,
     add,
-    apply,
     at,
     delta,
     integer,
@@ -68,7 +67,7 @@ def generalise(parts: Sequence[Term], index: Term) -> Term | None:
     if op in ("const", "var"):
         return None
     template = make(op, *children)
-    return rebuild(template, lambda child: child) if op != "valid" else apply("valid", *children)
+    return rebuild(template, lambda child: child)
 
 
 def _constants(parts: Sequence[Term], index: Term) -> Term | None:

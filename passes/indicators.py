@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from mokfx.passes.terms import (
     ONE,
@@ -40,7 +41,7 @@ INDEXED = frozenset(("delta", "lt", "lin", "choose", "running"))
 class Place:
     """`order^-1[slot] - start(key)`: how many earlier slots have the slot's key."""
 
-    order: object
+    order: Any
     slot: Term
     key: Term
 
@@ -82,6 +83,17 @@ def under(flat: list[Term]) -> list[Term]:
         pick = _picked(asked)
         flat = [f if f is asked else _given(f, asked, pick) for f in flat]
     return flat
+
+
+def given(condition: Term, parts: Iterable[Term]) -> Term:
+    """A condition where the indicators among the factors of a product are 1."""
+    for asked in [f for f in parts if f.op in CONDITIONS]:
+        pick = _picked(asked)
+        if pick is not None and pick[0] in condition.free:
+            condition = substitute(condition, dict((pick,)))
+        if asked in asked_in(condition):
+            condition = assume(condition, asked)
+    return condition
 
 
 def _picked(asked: Term) -> tuple[Term, Term] | None:
@@ -228,5 +240,5 @@ def _other_choice(x: Term, y: Term) -> bool:
 
 __all__ = [
     "CONDITIONS", "Place", "asked_in", "assume", "delta_of_choice", "differ", "disjoint", "disjoint_over",
-    "lt_of_choice", "not_negative", "place_of", "split_choice", "under", "within",
+    "given", "lt_of_choice", "not_negative", "place_of", "split_choice", "under", "within",
 ]

@@ -10,14 +10,19 @@ from mokfx.passes.bijections import keys_of, sort_of
 from mokfx.passes.generalise import generalise
 from mokfx.passes.indicators import Place, place_of
 from mokfx.passes.terms import (
+    Size,
     Substitution,
     Term,
     at,
+    at_most,
     count,
+    div,
     factors_of,
     integer,
     lin,
     lt,
+    minus,
+    mod,
     mul,
     perm,
     plus,
@@ -70,6 +75,41 @@ def behind(term: Term) -> Behind | None:
     return Behind(running(whole, key, slot), before)
 
 
+@dataclass(frozen=True)
+class FlatPlace:
+    """`choose(lt(place, limit), key * stride + place, overflow)`: a row of its own for each slot that is kept."""
+
+    place: Place
+    limit: Term
+    stride: Size
+    overflow: Term
+
+    def written(self, row: Term) -> tuple[Term, Term]:
+        """The position, in the sorted order, of the slot that a row gets; and where there is one.
+
+        Rows from the overflow on get any slots, so they are left unspecified.
+        """
+        order = self.place.order
+        expert, queue = div(row, self.stride), mod(row, self.stride)
+        known = [lt(queue, count(order.keys, expert)), lt(queue, self.limit), lt(row, self.overflow)]
+        return perm(order, False, plus(start(order.keys, expert), queue)), mul(known)
+
+
+def flat_place(index: Term) -> FlatPlace | None:
+    """A slot's row in buckets of `stride` rows each, if the slot is kept, else some row beyond."""
+    condition, kept, overflow = index.args
+    place = place_of(condition.args[0]) if condition.op == "lt" else None
+    if place is None or overflow.op != "int" or condition.args[1].op != "int":
+        return None
+    block = minus(kept, condition.args[0])
+    if block.op != "lin" or block.args[0] != 0 or len(block.args[1]) != 1:
+        return None
+    ((key, stride),) = block.args[1]
+    if key is not place.key or not at_most(condition.args[1].args[0], stride):
+        return None
+    return FlatPlace(place, condition.args[1], stride, overflow)
+
+
 def find(variable: Term, body: Term) -> Term | None:
     """The sum over all slots of `[key(slot) = e] [place(slot) = c] f(slot)`: f of the c-th slot of expert e.
 
@@ -86,11 +126,11 @@ def find(variable: Term, body: Term) -> Term | None:
             whole = _whole(place, variables)
             if whole is None:
                 continue
-            row = perm(place.order, False, plus(start(place.order.keys, expert), queue))  # type: ignore[attr-defined]
+            row = perm(place.order, False, plus(start(place.order.keys, expert), queue))
             mapping = dict(zip(whole, unflatten(row, [v.args[1] for v in whole]), strict=True))
             known = [lt(queue, f.args[1]) for f in factors if f.op == "lt" and f.args[0] is index]
             left = [f for f in factors if f is not asked and not _says(f, place, expert, index)]
-            return _where(lt(queue, count(place.order.keys, expert)), mul(known), left, mapping)  # type: ignore[attr-defined]
+            return _where(lt(queue, count(place.order.keys, expert)), mul(known), left, mapping)
     return None
 
 
@@ -141,7 +181,7 @@ def _whole(place: Place, variables: frozenset[Term]) -> list[Term] | None:
     """The variables of a slot, major to minor, if they are the given ones and it takes each slot once."""
     for order in permutations(variables):
         extents = [v.args[1] for v in order]
-        if radix(order, extents) is place.slot and product(extents) == place.order.size:  # type: ignore[attr-defined]
+        if radix(order, extents) is place.slot and product(extents) == place.order.size:
             return list(order)
     return None
 

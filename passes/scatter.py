@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mokfx.passes.facts import Facts
+from mokfx.passes.indicators import CONDITIONS
+from mokfx.passes.queues import FlatPlace, flat_place
 from mokfx.passes.terms import (
     ONE,
     ZERO,
@@ -21,6 +23,7 @@ from mokfx.passes.terms import (
     count,
     delta,
     div,
+    factors_of,
     integer,
     lin,
     lt,
@@ -167,6 +170,8 @@ def scatter(
     unknowns = frozenset(v for axis in source.axes for v in axis)
     axes = tuple(tuple(var(v.args[1]) for v in axis) for axis in base.axes)
     solution = Solution()
+    placed: tuple[int, ...] = ()
+    filled: Term | None = None
     bucket = None if accumulate else _bucket(indices)
     if bucket is not None:
         keys, key, place = bucket
@@ -174,8 +179,19 @@ def scatter(
         if not _solve(facts, row, plus(start(keys, expert), queue), unknowns, solution):
             return None
         solution.conditions.clear()
+        placed, filled = (key, place), lt(queue, count(keys, expert))
+    cut = None if accumulate or bucket is not None else _cut_place(indices)
+    if cut is not None:
+        d, flat = cut
+        if any(f.op in CONDITIONS for f in factors_of(_bare(source.body))):
+            return None  # rows beyond may hold what these rows leave out
+        target, filled = flat.written(position(axes[d]))
+        if not _solve(facts, flat.place.slot, target, unknowns, solution):
+            return None
+        solution.conditions.clear()
+        placed = (d,)
     for d, axis in enumerate(axes):
-        if bucket is not None and d in bucket[1:]:
+        if d in placed:
             continue
         target = position(axis)
         index = indices[d] if d in indices else source.position(dims[d])
@@ -188,10 +204,10 @@ def scatter(
     if once and solution.residual and not any(_picks_once(c) for c in solution.conditions):
         return None
     body = mul([substitute(source.body, solution.mapping), *solution.conditions])
-    if bucket is not None:
+    if filled is not None:
         if base.body not in (ZERO, integer(0)) or solution.residual:
             return None
-        return Value(axes, valid(lt(queue, count(keys, expert)), body))
+        return Value(axes, valid(filled, body))
     renamed = {old: new for a, b in zip(base.axes, axes, strict=True) for old, new in zip(a, b, strict=True)}
     before = substitute(base.body, renamed)
     if accumulate:
@@ -215,6 +231,16 @@ def _bucket(indices: dict[int, Term]) -> tuple[Any, int, int] | None:
                 if seg(keys, plus(place, start(keys, key))) is key:
                     return keys, d, c
     return None
+
+
+def _bare(term: Term) -> Term:
+    return term.args[1] if term.op == "valid" else term
+
+
+def _cut_place(indices: dict[int, Term]) -> tuple[int, FlatPlace] | None:
+    """The dimension that is indexed by `expert * C + place`, dropped rows beyond the experts."""
+    found = [(d, flat_place(index)) for d, index in indices.items() if index.op == "choose"]
+    return next(((d, flat) for d, flat in found if flat is not None), None)
 
 
 def _all_rows(variable: Term, body: Term, into: Solution) -> Term:

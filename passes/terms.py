@@ -312,6 +312,9 @@ def _split(term: Term, by: Size) -> tuple[Term, Term]:
         limit = bound(remainder)
         if limit is not None and at_most(limit, by):
             return lin(whole, carried), remainder
+        if limit is not None:
+            high, low = _split(remainder, by)
+            return lin([*whole, (high, 1)], carried), low
     halves = make("div", term, by), make("mod", term, by)
     # A plain digit of a position is no key; a digit of anything else may be one.
     return halves if term.op == "perm" else (fold_sorted(halves[0]), fold_sorted(halves[1]))
@@ -571,14 +574,18 @@ def _place_in_segment(place: Term, keys: Any, key: Term) -> bool:
 def valid(condition: Term, term: Term) -> Term:
     """`term` where `condition` holds; elsewhere an unspecified number (whatever the program left there).
 
-    Where a factor of the term is not 0 is no condition: where it is 0, so is the product.
+    The indicators that a product is made with stay what they are: `valid(c, k * f)` is `k * valid(c, f)`. So the
+    condition matters only where they are 1; and that a factor is not 0 is no condition, for where it is 0, so is
+    the product.
     """
+    from mokfx.passes.indicators import given
+
     conditions = set(factors_of(condition))
     if term.op == "valid":
         conditions |= set(factors_of(term.args[0]))
         term = term.args[1]
-    given = factors_of(term)
-    condition = mul(c for c in conditions if c.op != "nonzero" or c.args[0] not in given)
+    parts = factors_of(term)
+    condition = mul(given(c, parts) for c in conditions if c.op != "nonzero" or c.args[0] not in parts)
     return term if condition is const(1) else make("valid", condition, term)
 
 

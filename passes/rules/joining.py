@@ -9,6 +9,7 @@ from mokfx.passes.facts import shape_of
 from mokfx.passes.generalise import generalise
 from mokfx.passes.rules.table import Call, rule
 from mokfx.passes.terms import (
+    ZERO,
     Substitution,
     Term,
     add,
@@ -16,6 +17,7 @@ from mokfx.passes.terms import (
     count,
     delta,
     integer,
+    lt,
     minus,
     mul,
     perm,
@@ -26,7 +28,7 @@ from mokfx.passes.terms import (
     start,
     substitute,
 )
-from mokfx.passes.value import Axis, Value, align, axis_of, fresh, position
+from mokfx.passes.value import Axis, Value, align, axis_of, bind, fresh, position
 
 
 @rule("aten.cat")
@@ -75,6 +77,9 @@ def _join(bodies: Sequence[Term], rows: Sequence[Axis], lengths: Sequence[Term],
     for length in lengths:
         offsets.append(offset)
         offset = plus(offset, length)
+    if len(bodies) == 2 and bodies[1] is ZERO and lengths[0].op == "int":
+        # Rows followed by empty ones, for slots that have no place to be read from.
+        return mul([lt(row, lengths[0]), substitute(bodies[0], bind(rows[0], row))])
     shifted: list[Term] = []
     for body, axis, begin in zip(bodies, rows, offsets, strict=True):
         if len(axis) > 1:
