@@ -101,7 +101,7 @@ def region_of(found: Found, graph: Graph, run: GraphRun, tracker: Tracker, needs
         NotLegal: erasing it would change what the rest of the program sees.
     """
     operands = {leaf: _node_of(leaf, found, graph, run, tracker) for op in found.layer.operands() for leaf in op.leaves}
-    aliases = [n for n in graph.nodes if run.env.get(n) is found.tensor]
+    aliases = _aliases(found, graph, run, needs)
     root = found.node
     after = needs.order[root]
     candidates = needs.closure([root, *aliases])
@@ -115,6 +115,13 @@ def region_of(found: Found, graph: Graph, run: GraphRun, tracker: Tracker, needs
     _check_kept(region, run, tracker, graph)
     _check_changes(region, needs)
     return region
+
+
+def _aliases(found: Found, graph: Graph, run: GraphRun, needs: Dependencies) -> list[Node]:
+    """Nodes whose value is the layer's output, up to where something changes it in place: `y += x`."""
+    changes = [w for w in needs.writers[storage_of(found.tensor)] if needs.order[w] > needs.order[found.node]]
+    end = min((needs.order[w] for w in changes), default=len(needs.order))
+    return [n for n in graph.nodes if run.env.get(n) is found.tensor and needs.order[n] < end]
 
 
 def _node_of(leaf: Leaf, found: Found, graph: Graph, run: GraphRun, tracker: Tracker) -> Node:
@@ -181,18 +188,19 @@ def _dead(graph: Graph, live: set[Node], about: set[Node], needs: Dependencies) 
 def _check_kept(region: Region, run: GraphRun, tracker: Tracker, graph: Graph) -> None:
     """Only what routing decides may be used outside: not rows on their way, not what an expert computed."""
     inputs = {id(leaf) for leaf in region.found.layer.x.leaves}
-    for node in region.kept:
-        if isinstance(run.env.get(node), torch.SymInt | torch.SymBool):
-            raise NotLegal(f"`{node.name}`, a number of rows read inside the layer, is used outside of it", node)
+    inside = {*region.kept, *region.erased}
+    for node in sorted(region.kept, key=lambda n: all(user in inside for user in n.users)):
         for tensor in tensors_of(run.env.get(node)):
             value = tracker.facts.get(tensor)
             if value is None or not tensor.is_floating_point():
                 continue
             if value.body.routed and (value.body.depth > 0 and not _counts(value.body) or _reads(value.body, inputs)):
-                user = next((u for u in node.users if u not in region.erased), node)
-                raise NotLegal(
-                    f"`{node.name}`, made inside the layer, is used outside of it (by `{user.name}`)", node
-                )
+                user = next((u for u in node.users if u not in inside), node)
+                place = user if user.meta.get("stack_trace") else node
+                raise NotLegal(f"`{node.name}`, made inside the layer, is used outside of it (by `{user.name}`)", place)
+    for node in region.kept:
+        if isinstance(run.env.get(node), torch.SymInt | torch.SymBool):
+            raise NotLegal(f"`{node.name}`, a number of rows read inside the layer, is used outside of it", node)
 
 
 def _counts(term: Term) -> bool:
