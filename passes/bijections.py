@@ -7,7 +7,7 @@ permutation meet its inverse, however each was spelled.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import sympy
@@ -102,6 +102,8 @@ class Sort:
     body: Term
     tie: Hashable = None
     """None for a stable sort; else what tells this sort's choice among equal keys from another's."""
+    name: str = field(default="order", compare=False)
+    """What the program calls it."""
 
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
@@ -133,13 +135,13 @@ class Sort:
         return isinstance(experts, int) and number is all_of(self.keys, experts)
 
     def __str__(self) -> str:
-        return "order" if self.tie is None else "order?"
+        return f"the order `{self.name}`"
 
 
-def sort_of(body: Term, variables: Sequence[Term], tie: Hashable = None) -> Sort:
+def sort_of(body: Term, variables: Sequence[Term], tie: Hashable = None, name: str = "order") -> Sort:
     """The sort of keys `body` flattened over `variables` (major to minor)."""
     variables, body = _canonical(body, variables, "p")
-    return Sort(variables, body, tie)
+    return Sort(variables, body, tie, name)
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ class Exchange:
         return sender(self, row), mod(seg(self.keys_sent, perm(self, False, row)), self.local_experts)
 
     def __str__(self) -> str:
-        return f"exchange[{self.group}]"
+        return f"the all-to-all over group {self.group!r}"
 
 
 def group_rank(group_name: str) -> int | None:

@@ -18,6 +18,7 @@ from mokfx.passes import rules
 from mokfx.passes.facts import Facts, shape_of, storage_of
 from mokfx.passes.functions import function_of, outputs_of, why_not_mirror
 from mokfx.passes.layer import Layer
+from mokfx.passes.owners import ids_behind
 from mokfx.passes.recognise import Refusal, recognise
 from mokfx.passes.rules.table import RULES, Call
 from mokfx.passes.terms import apply
@@ -58,7 +59,13 @@ class Tracker(TorchDispatchMode):
         self.found: list[Found] = []
         self.functions: list[tuple[Node, str]] = []
         """User functions on routed rows that are not part of a layer, and why."""
-        self.refusals: list[tuple[Node, Refusal]] = []
+        self.function_inputs: dict[Node, tuple[Value, ...]] = {}
+        self.cuts: list[tuple[Node, set[object]]] = []
+        """Where a gradient ends that the op would give, and whose rows it is about."""
+        self.calls: list[tuple[Node, str]] = []
+        self.anchors: list[tuple[Node, object]] = []
+        """What looks like a layer: products of routed rows and all-to-alls of data, with the ids that routed them."""
+        self.refusals: list[tuple[Node, Refusal, set[object]]] = []
         """Sums over experts or choices that are not the MoE of anything."""
         self.unread: list[Unread] = []
         self.writes: list[tuple[Node, int]] = []
@@ -99,6 +106,8 @@ class Tracker(TorchDispatchMode):
 
     def _record(self, call: Call) -> None:
         target = call["self"]
+        self.calls.append((self.node, call.name))
+        self._note_anchor(call)
         writes = [
             call.arguments[a.name]
             for a in call.func._schema.arguments
@@ -125,6 +134,20 @@ class Tracker(TorchDispatchMode):
                 self.facts.add_view(out, target, ViewOf(call, i if isinstance(call.out, list | tuple) else None))
         if unknown and routed:
             self.unread.append(Unread(call.name, self.node, tuple(routed)))
+
+    def _note_anchor(self, call: Call) -> None:
+        """Remember what looks like a layer."""
+        if self.inside_function and self.node in (node for node, _ in self.anchors):
+            return
+        tensors = [call[name] for name in ANCHORS.get(call.name, ()) if isinstance(call[name], torch.Tensor)]
+        values = [self.facts.get(t) for t in tensors if t.is_floating_point()]
+        exchange = call.name.endswith("all_to_all_single")
+        routed = [v for v in values if v is not None and (v.body.routed or (v.body.looked_up and len(v.axes) == 3))]
+        if routed:
+            behind = {owner for v in routed for owner in ids_behind(v.body)}
+            self.anchors += [(self.node, owner) for owner in behind]
+        elif exchange and values:
+            self.anchors.append((self.node, None))
 
     def _record_write(self, call: Call, writes: list[torch.Tensor]) -> None:
         result = RULES[call.name](call) if call.name in RULES and len(writes) == 1 else None
@@ -174,6 +197,8 @@ class Tracker(TorchDispatchMode):
         value = self.facts.get(out)
         if value is None or not out.is_floating_point():
             return
+        if value.body.op == "detached":
+            self.cuts.append((self.node, ids_behind(value.body)))
         leaf = value.body.args[0] if value.body.op == "at" else None
         if isinstance(leaf, Leaf) and leaf.tensor is out:
             if leaf.definition is None or leaf.layer is not None or leaf.definition.body.op != "add":
@@ -181,7 +206,7 @@ class Tracker(TorchDispatchMode):
             value = leaf.definition
         layer = recognise(value)
         if isinstance(layer, Refusal):
-            self.refusals.append((self.node, layer))
+            self.refusals.append((self.node, layer, ids_behind(value.body)))
         elif layer is not None:
             self.found.append(Found(layer, out, self.node))
             self.facts.leaf(out, self.node, layer=layer, definition=value)
@@ -196,6 +221,14 @@ class Tracker(TorchDispatchMode):
         return found
 
 
+ANCHORS = {
+    "aten.mm": ("self", "mat2"),
+    "aten.bmm": ("self", "mat2"),
+    "aten.addmm": ("mat1", "mat2"),
+    "aten.baddbmm": ("batch1", "batch2"),
+    "aten._grouped_mm": ("self", "mat2"),
+    "_c10d_functional.all_to_all_single": ("input",),
+}
 _KEPT = frozenset(("at", "const", "cast"))
 
 
@@ -297,4 +330,5 @@ class GraphRun(Interpreter):
         routed = [self.tracker.value(a) for a in function.arguments if isinstance(a, torch.Tensor)]
         if any(value.body.routed for value in routed):
             self.tracker.functions.append((node, reason))
+            self.tracker.function_inputs[node] = tuple(routed)
         return known

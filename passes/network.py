@@ -14,12 +14,16 @@ from mokfx.passes.value import bind
 
 
 class NotRecognised(Exception):
-    """Why a term is not what was looked for; `depth` says how far recognition came."""
+    """Why a term is not what was looked for.
 
-    def __init__(self, reason: str, depth: int = 0) -> None:
+    `depth` says how far recognition came, `blame` which ATen ops are worth pointing at.
+    """
+
+    def __init__(self, reason: str, depth: int = 0, blame: tuple[str, ...] = ()) -> None:
         super().__init__(reason)
         self.reason = reason
         self.depth = depth
+        self.blame = blame
 
 
 @dataclass
@@ -179,8 +183,8 @@ def _expert(operand: Operand, inner: Term | None, outer: Term, scope: Scope) -> 
 
 def _vector(term: Term, outer: Term, scope: Scope) -> Matrix:
     operand = operand_of(term, scope.away)
-    if operand is None or not _reads(operand, outer):
-        raise NotRecognised(f"`{describe(term)}` is added where only an expert's bias may be", 3)
+    if operand is None or not _reads(operand, outer) or scope.is_input(term) is not None:
+        raise NotRecognised(f"`{describe(term)}` is added where only an expert's bias may be", 3, ("aten.add",))
     return Matrix(operand, _expert(operand, None, outer, scope), None, outer)
 
 
@@ -202,9 +206,21 @@ def _linear(term: Term, outer: Term, scope: Scope) -> _Linear:
             continue
         weight = scope.is_weight(factor)
         if weight is None:
-            raise NotRecognised(f"`{describe(factor)}` enters an expert beside its input", 3)
+            raise NotRecognised(_foreign(factor), 3, PRODUCTS)
         scope.take_weight(weight, "input")
     return _Linear(matrix, None if bias is None else _vector(bias, outer, scope))
+
+
+PRODUCTS = ("aten.mm", "aten.bmm", "aten.addmm", "aten._grouped_mm", "aten.mul")
+
+
+def _foreign(factor: Term) -> str:
+    """What a factor is that a projection should not have."""
+    if operand_of(factor, ()) is not None:
+        return f"an expert reads `{describe(factor)}` at another position than its row's token"
+    if factor.depth > 0:
+        return f"an expert has more than two projections: `{describe(factor)}` is projected again"
+    return f"`{describe(factor)}` enters an expert beside its input"
 
 
 def _mentions(term: Term, variable: Term) -> bool:
@@ -231,7 +247,9 @@ def _activation(rest: list[Term], inner: Term, scope: Scope) -> Network:
         if found is not None:
             return found
     raise NotRecognised(
-        f"the expert computes `{describe_product(parts)}` between its projections, which is none of the activations", 3
+        f"the expert computes `{describe_product(parts)}` between its projections, which is none of the activations",
+        3,
+        tuple(f"aten.{p.op}" for p in parts),
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mokfx.passes.bijections import Exchange, Sort, group_size
+from mokfx.passes.abroad import is_equal
+from mokfx.passes.bijections import Exchange, Sort
 from mokfx.passes.generalise import generalise
 from mokfx.passes.layer import Capacity, Layer, Matrix, Network, Operand
 from mokfx.passes.network import (
@@ -31,6 +32,7 @@ from mokfx.passes.terms import (
     Term,
     add,
     const,
+    div,
     integer,
     lin,
     mod,
@@ -51,6 +53,8 @@ class Refusal:
 
     reason: str
     depth: int
+    blame: tuple[str, ...] = ()
+    """ATen ops: the last one before the sum is where the reason points."""
 
 
 def recognise(value: Value) -> Layer | Refusal | None:
@@ -65,7 +69,7 @@ def recognise(value: Value) -> Layer | Refusal | None:
     try:
         return _Recognition(value).layer()
     except NotRecognised as why:
-        return Refusal(why.reason, why.depth)
+        return Refusal(why.reason, why.depth, why.blame)
 
 
 def _candidate(body: Term) -> bool:
@@ -189,7 +193,7 @@ class _Recognition:
             raise NotRecognised(f"it sums over {len(experts)} of {known} experts", 1)
         whole = generalise([body for _, body in ordered], key)
         if whole is None:
-            raise NotRecognised("the experts of the loop differ in more than their weights", 2)
+            raise NotRecognised("the loop does not do the same for each expert: rows sorted by expert through the expert's own weights", 2)
         return whole
 
     # -- router weights, ids, x ------------------------------------------------------------------------------------
@@ -274,8 +278,13 @@ class _Recognition:
         if isinstance(exchange, Exchange):
             local, ranks = exchange.local_experts, exchange.ranks
             return local * ranks, mod(key, local), ranks
-        ranks = group_size(exchange[1]) or 1  # type: ignore[index]
-        return None, None, ranks
+        if not is_equal(exchange):
+            raise NotRecognised("its weights are on another rank than the rows of its experts", 2)
+        _, _, ranks, rank = exchange  # type: ignore[misc]
+        local = rank.args[1] if rank.op == "div" else 1
+        if rank is not div(key, local):
+            raise NotRecognised("rows go to another rank than the one that has their expert", 3)
+        return local * ranks, mod(key, local), ranks
 
     def capacity(self, limits: set[Term]) -> Capacity | None:
         """How many slots an expert takes, if the summand counts only where the slot's place is lower.
@@ -444,14 +453,21 @@ def _constants(parts: list[Term]) -> tuple[float, list[Term]]:
     return scale, rest
 
 
+MOVES = ("aten.index", "aten.gather", "aten.index_select", "aten.index_put", "aten.index_copy", "aten.scatter")
+"""The ops that put rows in order."""
+
+
 def _no_leftover(parts: Sequence[Term]) -> None:
     for part in parts:
         if part.op == "valid":
             raise NotRecognised("rows that no slot filled are read", 2)
         if part.perms:
-            names = ", ".join(sorted(str(p) for p in part.perms))
+            names = sorted({str(p) for p in part.perms})
+            undone = "is not undone by its own inverse" if len(names) == 1 else "are not all undone by their own inverses"
             raise NotRecognised(
-                f"rows come back in another order than they left: {names} is not undone by its own inverse", 2
+                f"the rows do not come back in the order in which they left: {', '.join(names)} {undone}",
+                2,
+                MOVES,
             )
 
 

@@ -12,13 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
 import mokfx.ops
-from mokfx.passes.describe import describe_match, near_misses
+from mokfx.passes.describe import describe_match
 from mokfx.passes.emit import Emitter
 from mokfx.passes.facts import shape_of
-from mokfx.passes.interpret import Found, GraphRun, Tracker
+from mokfx.passes.interpret import GraphRun, Tracker
+from mokfx.passes.misses import Reason, near_misses
 from mokfx.passes.outcome import Match, Miss, Outcome
 from mokfx.passes.region import Dependencies, NotLegal, Region, erase, region_of
-from mokfx.passes.source import source_of
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def _rewrite_one(module: GraphModule, provider_check: ProviderCheck | None) -> t
     with running(fake_mode, tracker):
         run.run(*placeholders)
     matches: list[Match] = []
-    refused: list[Miss] = []
+    refused: list[tuple[Reason, set[object]]] = []
     covered: set[Node] = set()
     needs = Dependencies(module.graph, run, tracker)
     for found in reversed(tracker.found):
@@ -78,8 +78,7 @@ def _rewrite_one(module: GraphModule, provider_check: ProviderCheck | None) -> t
             region = region_of(found, module.graph, run, tracker, needs)
             node = _replace(module, region, run, fake_mode, provider_check)
         except NotLegal as why:
-            source = source_of(why.node)
-            refused.append(Miss(why.reason, source.where, source.code, why.node.name))
+            refused.append((Reason(why.node, why.reason), set(found.layer.ids.leaves)))
             continue
         covered |= set(region.erased)
         matches.insert(0, describe_match(region, node, tracker))
@@ -88,8 +87,7 @@ def _rewrite_one(module: GraphModule, provider_check: ProviderCheck | None) -> t
     if matches:
         module.graph.lint()
         module.recompile()
-    matched = [found for found in tracker.found if found.node in covered]
-    return matches, near_misses(tracker, refused, matched, covered)
+    return matches, near_misses(tracker, refused, covered)
 
 
 @contextmanager
@@ -172,10 +170,6 @@ def _check_same(node: Node, tensor: torch.Tensor, region: Region) -> None:
             raise NotLegal(f"the op's output has {name} {got}, the layer's has {want}", region.found.node)
     if value.is_contiguous() != tensor.is_contiguous():
         raise NotLegal("the layer's output is not contiguous, the op's is", region.found.node)
-
-
-def found_nodes(found: list[Found]) -> set[Node]:
-    return {f.node for f in found}
 
 
 assert mokfx.ops

@@ -6,8 +6,10 @@ import os
 import re
 from dataclasses import dataclass
 
+import torch
 from torch.fx import Node
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>[^\n]+)\n(?P<code>[^\n]*)')
 
 
@@ -19,9 +21,10 @@ class Source:
 
 
 def source_of(node: Node) -> Source:
-    """The innermost user line of a node; a node that a pass made has the line of what it stands for."""
+    """The innermost line of a node outside of torch itself; a node that a pass made has the line of what it stands for."""
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    own = [frame for frame in frames if not frame["file"].startswith(_TORCH)]
     if not frames:
         return Source(f"graph node {node.name}", "")
-    frame = frames[-1]
+    frame = (own or frames)[-1]
     return Source(f"{os.path.basename(frame['file'])}:{frame['line']}", frame["code"].strip())

@@ -39,7 +39,8 @@ def sort(call: Call) -> Sequence[Value | None] | None:
         return [Value((new,), where), Value((new,), perm(bijection, not inverse, where))]
     if value.body.free != frozenset(axis):
         return None
-    order = sort_of(value.body, axis, None if call["stable"] else call.tracker.node)
+    node = call.tracker.node
+    order = sort_of(value.body, axis, None if call["stable"] else node, node.name)
     return [Value((new,), seg(order.keys, where)), Value((new,), perm(order, False, where))]
 
 

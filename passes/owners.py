@@ -1,0 +1,33 @@
+"""Whose rows a fact is about: the expert ids that routed them tell one layer of a model from another."""
+
+from __future__ import annotations
+
+from mokfx.passes.terms import Term, children_of
+from mokfx.passes.value import Value
+
+
+def owners(values: tuple[Value, ...]) -> set[object]:
+    """The expert ids that routed what these facts are about."""
+    return {leaf for value in values for leaf in ids_behind(value.body)}
+
+
+def ids_behind(term: Term) -> set[object]:
+    """The integer tensors whose entries decide where the rows of a term are."""
+    found: set[object] = set()
+    todo: list[Term] = [term]
+    seen: set[Term] = set()
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "at":
+            tensor = getattr(node.args[0], "tensor", None)
+            if tensor is not None and not tensor.is_floating_point():
+                found.add(node.args[0])
+        for arg in node.args:
+            body = getattr(arg, "body", None) or getattr(getattr(arg, "keys_sent", None), "body", None)
+            if isinstance(body, Term):
+                todo.append(body)
+        todo.extend(children_of(node))
+    return found
