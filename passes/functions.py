@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule, Node
 
+from mokfx.passes.abroad import mirrored
 from mokfx.passes.facts import shape_of
 from mokfx.passes.scatter import scatter
 from mokfx.passes.terms import ZERO, Substitution, Term, at, substitute
@@ -95,7 +96,7 @@ def _adjoint(run: GraphRun, forward: Value, read: Term, incoming: Value, probe: 
     """The gradient of a read: zeros, plus each row of the incoming gradient where its row was read."""
     leaf = incoming.body.args[0]
     assert isinstance(leaf, Leaf)
-    element = at(leaf, read.args[1], *(position(axis) for axis in forward.axes))
+    element = at(leaf, mirrored(read.args[1]), *(position(axis) for axis in forward.axes))
     zeros = Value(tuple(axis_of(size) for size in shape_of(probe)), ZERO)
     indices = dict(enumerate(read.args[2:]))
     return scatter(run.tracker.facts, zeros, indices, Value(forward.axes, element), {}, accumulate=True)

@@ -117,8 +117,8 @@ def _starts(parts: Sequence[Term], index: Term) -> Term | None:
 
 def _elements(parts: Sequence[Term], index: Term) -> Term | None:
     leaves = [part.args[0] for part in parts]
-    away = parts[0].args[1]
-    if any(part.args[1] != away for part in parts):
+    away = _marks([part.args[1] for part in parts], index)
+    if away is None:
         return None
     position: list[Term] = []
     for column in zip(*(part.args[2:] for part in parts), strict=True):
@@ -134,6 +134,19 @@ def _elements(parts: Sequence[Term], index: Term) -> Term | None:
     if len(shapes) != 1:
         return None
     return at(_stack(tuple(leaves)), away, index, *position)
+
+
+def _marks(parts: Sequence[Any], index: Term) -> Any:
+    """The common mark of elements of other ranks, the ranks that it names generalised."""
+    first = parts[0]
+    if all(part == first for part in parts):
+        return first
+    if isinstance(first, Term):
+        return generalise(parts, index)
+    if not isinstance(first, tuple) or any(len(part) != len(first) for part in parts):
+        return None
+    joined = [_marks(column, index) for column in zip(*parts, strict=True)]
+    return None if None in joined else tuple(joined)
 
 
 @cache

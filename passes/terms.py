@@ -726,7 +726,7 @@ def rebuild(term: Term, visit: Callable[[Term], Term]) -> Term:
     if op in ("seg", "count", "start"):
         return {"seg": seg, "count": count, "start": start}[op](args[0], visit(args[1]))
     if op == "at":
-        return at(args[0], args[1], *(visit(a) for a in args[2:]))
+        return at(args[0], visit_marks(args[1], visit), *(visit(a) for a in args[2:]))
     if op == "choose":
         return choose(*(visit(a) for a in args))
     if op == "nonzero":
@@ -740,6 +740,11 @@ def rebuild(term: Term, visit: Callable[[Term], Term]) -> Term:
 
         return total(args[0], visit(args[1]))
     return apply(op, *(visit(a) if isinstance(a, Term) else a for a in args))
+
+
+def visit_marks(marks: tuple[Any, ...], visit: Callable[[Term], Term]) -> tuple[Any, ...]:
+    """The marks of an element, with `visit` applied to the ranks that they name."""
+    return tuple(tuple(visit(a) if isinstance(a, Term) else a for a in m) if isinstance(m, tuple) else m for m in marks)
 
 
 def render(term: Term) -> str:

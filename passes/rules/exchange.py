@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mokfx.passes.abroad import received
 from mokfx.passes.bijections import Exchange, Keys, group_size
 from mokfx.passes.facts import EMPTY, shape_of
 from mokfx.passes.rules.table import Call, rule
@@ -67,14 +68,18 @@ def equal_exchange(call: Call, value: Value, group: str, ranks: int) -> Value | 
     """Block d of the first dimension goes to rank d; block s comes from rank s."""
     size = shape_of(call["input"])[0]
     rest = quotient(size, ranks)
+    if ranks == 1:
+        return value
     if rest is None:
         return None
     split = reshape(value, (ranks, rest, *shape_of(call["input"])[1:]))
     if split is None:
         return None
     sender = axis_of(ranks)
-    body = across(split.body, ("equal", group))
-    body = substitute(body, split.bind(0, swap(group, ranks, position(sender))))
+    sent = substitute(split.body, split.bind(0, swap(group, ranks, position(sender))))
+    body = received(sent, group, ranks, position(sender)) if call.is_float else across(sent, ("equal", group))
+    if body is None:
+        return None
     return reshape(Value((sender, *split.axes[1:]), body), call.shape)
 
 
