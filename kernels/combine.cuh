@@ -72,13 +72,13 @@ __device__ __forceinline__ void combine_tokens(const Params& p, int worker, int 
     }
 }
 
-__device__ __forceinline__ void combine(const Params& p, int worker, int workers) {  // 16 loads of 16 bytes in flight a lane
+__device__ __forceinline__ void combine(const Params& p, int worker, int workers) {  // 16 or 32 loads of 16 bytes in flight a lane
     if (p.choices <= 2)
         combine_tokens<2, 8>(p, worker, workers);
     else if (p.choices <= 4)
         combine_tokens<4, 4>(p, worker, workers);
     else
-        combine_tokens<8, 2>(p, worker, workers);
+        combine_tokens<8, 4>(p, worker, workers);
 }
 
 }  // namespace mokfx

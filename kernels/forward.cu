@@ -93,25 +93,28 @@ __device__ void load_tiles(const Params& p, Shared& s) {
 }
 
 // ---- warps 2 and 3: rows of x, from wherever they lie. Each warp takes every other 8 rows; 8 lanes copy one row's 128
-// bytes. Padding rows copy token 0, whose outputs nobody reads.
+// bytes. Padding rows are zeros, which cost the tensor cores the least power.
 template <int UNITS>
 __device__ __forceinline__ void gather_tile(const Params& p, Shared& s, Ring& ring, const Tile& tile, int warp) {
     constexpr int MINE = UNITS * UNIT / 8;  // rows of which this thread copies 16 bytes a step
     const int lane = threadIdx.x % 32, part = lane % 8, first = warp * 8 + lane / 8;
-    const char* from[MINE];
+    uint32_t from[MINE], present = 0;  // in units of 16 bytes from x; a bit for each row that is no padding
     uint32_t to[2];  // rows first + {0, 4} + a multiple of 16: two ways to swizzle
 #pragma unroll
     for (int i = 0; i < MINE; i++) {
         const int row = first + i / 2 * 16 + i % 2 * 4;
-        from[i] = reinterpret_cast<const char*>(p.x + max(p.row_token[tile.row + row], 0) * p.x_stride + part * 8);
+        const int token = p.row_token[tile.row + row];
+        from[i] = max(token, 0) * static_cast<uint32_t>(p.x_stride / 8) + part;
+        present |= (token >= 0) << i;
     }
     for (int i = 0; i < 2; i++) to[i] = smem(s.stage[0].a) + (first + i * 4) * 128 + (part ^ (first + i * 4) % 8) * 16;
-    const int steps = steps_of(p, tile);
-    for (int step = 0; step < steps; step++, ring.next()) {
+    const uint4* x = reinterpret_cast<const uint4*>(p.x);
+    for (int steps = steps_of(p, tile); steps > 0; steps--, ring.next()) {
         wait(p, &s.empty[ring.stage], ring.parity ^ 1, EMPTY);
         const int stage = ring.stage * sizeof(Stage);
 #pragma unroll
-        for (int i = 0; i < MINE; i++) copy_16(to[i % 2] + stage + i / 2 * 2048, from[i] + step * TILE_K * 2);
+        for (int i = 0; i < MINE; i++) copy_16(to[i % 2] + stage + i / 2 * 2048, x + from[i], (present >> i & 1) * 16);
+        x += TILE_K / 8;
         arrive_after_copies(&s.full[ring.stage]);
     }
 }

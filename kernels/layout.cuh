@@ -13,7 +13,7 @@ constexpr int BUFFERS = 2;       // 64 x 64 outputs of a warpgroup on their way 
 constexpr int CONSUMERS = 2;     // warpgroups that multiply
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int MAX_EXPERTS = 512;
-constexpr int RASTER = 12;       // row tiles that share a weight tile in L2 before the next weight tile is taken
+constexpr int RASTER = 20;       // row tiles of an expert that are multiplied side by side, so that its weights leave HBM once
 
 struct Params {
     TensorMap gate, up, down;    // [expert, out, in], boxes of 64 x 64

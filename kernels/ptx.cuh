@@ -117,8 +117,8 @@ __device__ __forceinline__ void tma_store_wait() {  // all are in global memory
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-__device__ __forceinline__ void copy_16(uint32_t to, const void* from) {  // brings the neighbouring bytes to L2 too
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from, int bytes) {  // bytes 0: writes zeros
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {  // once all this thread's copies have landed

@@ -1,6 +1,8 @@
 // The schedule, on the device: count the slots of each expert, lay the experts' rows out one after another, give each
 // slot its row (stable: by slot number), and hand out tiles. Integers only, so it is the same from run to run.
 #pragma once
+#include <climits>
+
 #include "layout.cuh"
 
 namespace mokfx {
@@ -26,9 +28,9 @@ __device__ inline void grid_barrier(const Params& p) {
 }
 
 __device__ __forceinline__ int load_id(const Params& p, int slot) {
-    const long long id = p.wide_ids ? static_cast<const long long*>(p.ids)[slot] : static_cast<const int*>(p.ids)[slot];
-    if (id < -1 || id >= p.experts) fault(p, ID_OUT_OF_RANGE, static_cast<uint32_t>(id));
-    return static_cast<int>(id);
+    if (!p.wide_ids) return static_cast<const int*>(p.ids)[slot];
+    const long long id = static_cast<const long long*>(p.ids)[slot];
+    return id == static_cast<int>(id) ? static_cast<int>(id) : INT_MIN;  // never a valid id
 }
 
 // This block's chunk of slots into its row of the histogram; also clears the counters that come after the barrier.
@@ -36,8 +38,10 @@ __device__ inline void count_slots(const Params& p, Scratch& s) {
     for (int e = threadIdx.x; e < p.experts; e += THREADS) s.total[e] = 0;
     __syncthreads();
     const int first = blockIdx.x * p.chunk, last = min(first + p.chunk, p.tokens * p.choices);
+#pragma unroll 1
     for (int slot = first + threadIdx.x; slot < last; slot += THREADS) {
         const int id = load_id(p, slot);
+        if (id < -1 || id >= p.experts) fault(p, ID_OUT_OF_RANGE, id);
         if (id >= 0) atomicAdd(&s.total[id], 1);
     }
     __syncthreads();
@@ -145,8 +149,8 @@ __device__ inline void make_schedule(const Params& p, Shared& shared, Tracer& tr
 __device__ __forceinline__ int up_columns(const Params& p) { return (p.inner + TILE_N / 2 - 1) / (TILE_N / 2); }
 __device__ __forceinline__ int down_columns(const Params& p) { return (p.width + TILE_N - 1) / TILE_N; }
 
-// Tile number i of the launch: all tiles of gate/up, then all of down; in each, expert by expert, RASTER row tiles at a
-// time, down the rows first. A tile only waits for tiles with smaller numbers, so handing them out in order cannot deadlock.
+// Tile number i of the launch: all tiles of gate/up, then all of down; in each, expert by expert, up to RASTER row tiles at
+// a time, down the rows first. A tile only waits for tiles with smaller numbers, so handing them out in order cannot deadlock.
 __device__ inline Tile tile_at(const Params& p, const Shared& s, int i) {
     const int row_tiles = s.tile_begin[p.experts];
     Tile tile{};
@@ -165,9 +169,10 @@ __device__ inline Tile tile_at(const Params& p, const Shared& s, int i) {
     }
     const int tiles = s.tile_begin[low + 1] - s.tile_begin[low];
     i -= s.tile_begin[low] * columns;
-    const int group = i / (RASTER * columns), size = min(RASTER, tiles - group * RASTER);
-    i -= group * RASTER * columns;
-    const int m = group * RASTER + i % size;
+    const int groups = (tiles + RASTER - 1) / RASTER, most = (tiles + groups - 1) / groups;
+    const int group = i / (most * columns), size = min(most, tiles - group * most);
+    i -= group * most * columns;
+    const int m = group * most + i % size;
     const int unit = s.unit_begin[low] + m * TILE_UNITS;
     tile.expert = low;
     tile.row = unit * UNIT;
