@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from mokfx.cache import holds_mok_op, salted
 from mokfx.errors import OptionError
 from mokfx.observe import act_on_misses, artifact, forget_warnings, publish, rewrite_and_report
-from mokfx.ops import fingerprint, get_provider, set_provider
+from mokfx.ops import OP, fingerprint, get_provider, set_provider
 from mokfx.options import split_options
 from mokfx.passes.outcome import Miss
 from mokfx.readable import readable
@@ -55,6 +55,8 @@ class MokBackend:
             artifact("mok_after_rewrite", lambda: readable(gm))
             publish(report)
             act_on_misses(report.misses, own.on_miss)
+        if has_no_tokens(gm):
+            return gm.forward
         if holds_mok_op(gm):
             # None of mokfx's options changes the code that is compiled from the same rewritten graph.
             patches = salted(patches, fingerprint())
@@ -65,6 +67,21 @@ class MokBackend:
         forget_warnings()
         if trees := sys.modules.get("torch._inductor.cudagraph_trees"):
             trees.reset_cudagraph_trees()
+
+
+def has_no_tokens(gm: GraphModule) -> bool:
+    """Whether a graph was captured for a rank without tokens, in a group whose other ranks may have some.
+
+    Such a graph is small enough to run as it is, and has to: a partitioner would save its empty activations
+    where the others recompute theirs, call the op less often than they do, and leave them waiting.
+    """
+    return any(
+        node.kwargs.get("group_name") is not None and node.args[0].meta["example_value"].shape[0] == 0
+        for module in gm.modules()
+        if isinstance(module, GraphModule)
+        for node in module.graph.nodes
+        if node.target is OP
+    )
 
 
 mok = MokBackend()
