@@ -75,13 +75,10 @@ def has_no_tokens(gm: GraphModule) -> bool:
     Such a graph is small enough to run as it is, and has to: a partitioner would save its empty activations
     where the others recompute theirs, call the op less often than they do, and leave them waiting.
     """
-    return any(
-        node.kwargs.get("group_name") is not None and node.args[0].meta["example_value"].shape[0] == 0
-        for module in gm.modules()
-        if isinstance(module, GraphModule)
-        for node in module.graph.nodes
-        if node.target is OP
-    )
+    graphs = (module.graph for module in gm.modules() if isinstance(module, GraphModule))
+    calls = (node for graph in graphs for node in graph.nodes if node.target is OP)
+    tokens = [n.args[0].meta["example_value"].shape[0] for n in calls if n.kwargs.get("group_name") is not None]
+    return any(isinstance(number, int) and number == 0 for number in tokens)
 
 
 mok = MokBackend()
