@@ -60,6 +60,7 @@ class _Study:
         inside = [node for statement in ([loop] if loop else body) for node in ast.walk(statement)]
         self.skipped = {id(node) for node in inside if isinstance(node, ast.stmt | ast.Name)}
         self.parents = {id(child): node for node in ast.walk(fn.tree) for child in ast.iter_child_nodes(node)}
+        self.inner_loops = 0
         self.defined: set[str] = set()
         self.carried: set[str] = set()
 
@@ -76,8 +77,15 @@ class _Study:
         self.found.problems.append((at.lineno, text))
 
     def needs(self, statement: ast.stmt, what: str, *targets: str) -> None:
+        self.once(statement, what)
         lines = lines_of(self.fn.filename, [statement])
         self.found.evidence.append(Evidence(lines, frozenset(targets), what))
+
+    def once(self, statement: ast.stmt, what: str) -> None:
+        """What changes must do so once for each expert: the i-th node of the line is then the i-th
+        expert's."""
+        if self.inner_loops:
+            self.problem(statement, f"`{what}` is changed in a loop of its own")
 
     # Which names outlive the statements.
 
@@ -154,7 +162,9 @@ class _Study:
                         for name in names(bound, ast.Store):
                             if self.live(name.id):
                                 self.problem(statement, f"`{name.id}` is set here and read elsewhere")
+                    self.inner_loops += isinstance(statement, ast.For)
                     self.visit(statement.body)
+                    self.inner_loops -= isinstance(statement, ast.For)
                 case ast.Assign(targets=targets):
                     for target in targets:
                         self.assign(statement, target)
@@ -215,6 +225,7 @@ class _Study:
     def call(self, statement: ast.Expr, call: ast.Call) -> None:
         match call.func:
             case ast.Attribute(value=ast.Name(id=name), attr="append"):
+                self.once(statement, name)
                 if not self.only_concatenated(name):
                     self.problem(statement, f"the list `{name}` is read by more than `torch.cat`")
             case ast.Attribute(attr=method) if method.endswith("_") and not method.endswith("__"):

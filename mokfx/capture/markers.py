@@ -1,7 +1,7 @@
 """The marker ops: what a captured graph assumes about sizes that only the data knows.
 
 A marker is how a speculation stays honest. While it is in the graph it checks the assumption when it runs,
-and raises; it leaves the graph only when the pass rewrites the region that makes the assumption needless.
+and raises; it leaves the graph only when the assumption is proven to be needless (see proof.py).
 
     mok::assume_nonempty(SymInt size, str where) -> ()
         There is at least one row: `if size == 0` was answered "no".

@@ -150,7 +150,7 @@ class _Oracle:
             self.session.refuse(site, "loop", f"{what} was not captured: {refusal}", maker.name)
             return None
         self.trace.hit_lists[maker] = num_experts
-        self.note(site, "loop", what, plan, None, num_experts).lists.append(maker)
+        self.note(site, "loop", what, plan, None, num_experts).lists[maker] = num_experts
         rows = maker
         if isinstance(value_of(maker), tuple):
             rows = next(user for user in maker.users if op_name(user) == "getitem")
@@ -271,4 +271,26 @@ def known_verdict(trace: Trace, translator: Any, left: Any, right: Any, op: str)
     except (UnknownValue, NotImplementedError):
         return None
     verdict = real(getattr(mine, op), other)
-    return real(bool, verdict) if isinstance(verdict, torch.Tensor) and verdict.numel() == 1 else None
+    if not isinstance(verdict, torch.Tensor) or verdict.numel() != 1:
+        return None
+    if real(bool, verdict):
+        _note_skip(trace, translator, left.as_proxy().node, mine)
+    return real(bool, verdict)
+
+
+def _note_skip(trace: Trace, translator: Any, row: Node, expert: torch.Tensor) -> None:
+    """Notes that this round of a loop ends here, for `if expert == num_experts: continue`."""
+    fn = function_of(translator.f_code)
+    line = translator.current_instruction.positions.lineno
+    tests = [n for n in ast.walk(fn.tree) if isinstance(n, ast.If) and n.lineno == line] if fn else []
+    if (
+        len(tests) != 1
+        or not isinstance(tests[0].test, ast.Compare)
+        or not isinstance(tests[0].body[0], ast.Continue)
+    ):
+        return
+    while row not in trace.hit_lists:
+        row = row.all_input_nodes[0]
+    for assumption in trace.assumptions.values():
+        if row in assumption.lists:
+            assumption.skips[row, real(int, expert)] = line

@@ -11,6 +11,7 @@ import torch
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis, UnspecializeRestartAnalysis
 from torch.fx import GraphModule, Node
 
+from mokfx.capture.empty import doubt_of_rows, writes
 from mokfx.capture.graph import expression_of, frames, nested, op_name, value_of
 from mokfx.capture.hits import hit_list, number_of, plain_numbers
 from mokfx.capture.markers import MARKERS
@@ -32,59 +33,50 @@ class Unproven(UnspecializeRestartAnalysis, TensorifyScalarRestartAnalysis):
 
 
 @contextlib.contextmanager
-def proving(gm: GraphModule) -> Iterator[None]:
-    """Goes around the pass in a backend: `with proving(gm): rewrite(gm)`. Does nothing outside
-    `substitutions`.
+def proving(gm: GraphModule) -> Iterator[list[Miss]]:
+    """Goes around the pass in a backend: `with proving(gm) as misses: misses += rewrite(gm).misses`.
 
-    Before the pass: checks what must hold whatever the pass finds, and writes the experts' numbers into the
-    graph. After it: checks that the pass absorbed each marker and all that depends on it. Raises Unproven if
-    one check fails; the session then holds a Miss with the reason."""
+    Does nothing outside `substitutions`. Otherwise, before the pass: proves that what an empty expert skips
+    does nothing without rows, then takes the markers out, so that the pass sees none, and writes the experts'
+    numbers into the graph. After it: checks that what is skipped became part of a rewritten layer. (The graph
+    is right without that too, but an expert without tokens would have gradients of 0 where eager code leaves
+    None.)
+
+    It gives a list for what the pass left alone; the first one explains a failure of the second part.
+    Raises Unproven if a check fails; the session then holds a Miss with the reason.
+    """
+    misses: list[Miss] = []
     now = active()
-    if now is None:
-        yield
+    if now is None or now[1].closed:
+        yield misses
         return
     session, trace, translator = now
     trace.closed = True
 
     def settle(failures: list[tuple[Assumption, str, str]]) -> None:
         for assumption, reason, node in failures:
-            session.refuse(
-                assumption.site, assumption.kind, f"{assumption.subject} was not captured: {reason}", node
-            )
+            reason = f"{assumption.subject} was not captured: {reason}"
+            session.refuse(assumption.site, assumption.kind, reason, node)
         if failures:
+            trace.clear()
             raise Unproven([m for m in session.misses if m.where in {a.site.where for a, _, _ in failures}])
 
-    settle(
-        [
-            (a, reason, "")
-            for a in trace.assumptions.values()
-            if (reason := _doubt(gm, trace.hit_lists, a, translator))
-        ]
-    )
     for graph in nested(gm):
         plain_numbers(graph, {node: n for node, n in trace.hit_lists.items() if node.graph is graph.graph})
         _speak_clearly(graph, trace)
-    yield
-    settle(_left_over(gm, trace))
-
-
-def unproven(gm: GraphModule) -> list[Miss]:
-    """The speculations that a graph still depends on: those whose marker, or whose skipped statements, it
-    still holds."""
-    now = active()
-    if now is None:
-        return []
-    subject = "{} was not captured: {}"
-    return [
-        Miss(subject.format(a.subject, reason), a.site.where, a.site.code, node)
-        for a, reason, node in _left_over(gm, now[1])
-    ]
+    settle(
+        [(a, reason, "") for a in trace.assumptions.values() if (reason := _doubt(gm, trace, a, translator))]
+    )
+    settle([failure for graph in nested(gm) for failure in _take_out(graph, trace)])
+    yield misses
+    settle(_left_over(gm, trace, misses))
+    trace.clear()
 
 
 # Before the pass.
 
 
-def _doubt(gm: GraphModule, lists: dict[Node, int], assumption: Assumption, translator: Any) -> str:
+def _doubt(gm: GraphModule, trace: Trace, assumption: Assumption, translator: Any) -> str:
     """Why skipping the statements may change something besides tensors ("" if it does not)."""
     while translator is not None:
         if assumption.holds(translator.f_code.co_filename, translator.lineno):
@@ -98,19 +90,22 @@ def _doubt(gm: GraphModule, lists: dict[Node, int], assumption: Assumption, tran
         updates = [
             _keeps(n) for n, at in nodes if evidence.lines.holds(*at[-1]) and op_name(n) in evidence.targets
         ]
-        if len(updates) < assumption.times or not all(updates):
+        if len(updates) < assumption.times - len(assumption.skips) or not all(updates):
             changed = f"line {evidence.lines.first}: `{evidence.what}` is changed there"
             return f"{changed}, and it is not a tensor that keeps its shape and dtype"
     for graph in nested(gm):
         for node in graph.graph.nodes:
-            if node in lists and sum(hit_list(user) is not None for user in node.args[0].users) != 1:
+            if (
+                node in trace.hit_lists
+                and sum(hit_list(user) is not None for user in node.args[0].users) != 1
+            ):
                 return "the list is made twice, so its length may be used elsewhere"
-            if _writes(node) and node.args and number_of(node.args[0], lists) is not None:
+            if writes(node) and node.args and number_of(node.args[0], trace.hit_lists) is not None:
                 return f"`{node.name}` changes a row of the list"
     for moment in assumption.moments:
         if doubt := _other_side(assumption, moment):
             return doubt
-    return _changed_objects(assumption)
+    return _changed_objects(assumption) or doubt_of_rows([g.graph for g in nested(gm)], assumption)
 
 
 def _marks(node: Node, assumption: Assumption) -> bool:
@@ -181,27 +176,40 @@ def _speak_clearly(gm: GraphModule, trace: Trace) -> None:
                     node.args = (node.args[0], message)
 
 
+def _take_out(gm: GraphModule, trace: Trace) -> list[tuple[Assumption, str, str]]:
+    """Erases the markers, and the lists of hit experts, which have no use without them; the lists that have
+    one."""
+    mine = {node for node in trace.hit_lists if node.graph is gm.graph}
+    parts = {user for node in mine for user in node.users if op_name(user) == "getitem"}  # where(hit)[0]
+    for node in reversed(list(gm.graph.nodes)):
+        if node.target in MARKERS or (node in mine | parts and not node.users):
+            gm.graph.erase_node(node)
+            mine.discard(node)
+    return [
+        (assumption, f"`{next(iter(node.users)).name}` uses its list for something else", node.name)
+        for assumption in trace.assumptions.values()
+        for node in mine & set(assumption.lists)
+    ]
+
+
 # After the pass.
 
 
-def _left_over(gm: GraphModule, trace: Trace) -> list[tuple[Assumption, str, str]]:
+def _left_over(gm: GraphModule, trace: Trace, misses: list[Miss]) -> list[tuple[Assumption, str, str]]:
     left: list[tuple[Assumption, str, str]] = []
     for graph in nested(gm):
         feeds = _feeding_layers(graph)
+        layers = sum(_is_layer(node) for node in graph.graph.nodes)
         for node in graph.graph.nodes:
-            if node.op in ("placeholder", "get_attr", "output") or _is_layer(node):
+            if node.op in ("placeholder", "get_attr", "output") or _is_layer(node) or node in feeds:
                 continue
             for assumption in trace.assumptions.values():
-                if node in trace.hit_lists:
-                    if node.users and assumption.kind == "loop" and node in assumption.lists:
-                        left.append((assumption, f"`{node.name}` is used by more than the loop", node.name))
-                elif node.target in MARKERS:
-                    if _marks(node, assumption):
-                        left.append(
-                            (assumption, "no MoE layer that makes it needless was found around it", node.name)
-                        )
-                elif node not in feeds and any(assumption.holds(*at) for at in frames(node)):
-                    reason = f"`{node.name}` also depends on it and is not part of a rewritten MoE layer"
+                if any(assumption.holds(*at) for at in frames(node)):
+                    reason = f"`{node.name}` depends on it and is not part of a rewritten MoE layer"
+                    if not layers:
+                        reason = "no MoE layer was rewritten around it"
+                    if misses:
+                        reason += f" ({misses[0].where}: {misses[0].reason})"
                     left.append((assumption, reason, node.name))
     return left
 
@@ -217,18 +225,7 @@ def _feeding_layers(gm: GraphModule) -> set[Node]:
     """Nodes that only make the arguments of rewritten layers (views of weights), or nothing at all."""
     found: set[Node] = set()
     for node in reversed(gm.graph.nodes):
-        pure = node.op in ("get_attr", "call_function", "call_method") and not _writes(node)
+        pure = node.op in ("get_attr", "call_function", "call_method") and not writes(node)
         if pure and all(user in found or _is_layer(user) for user in node.users):
             found.add(node)
     return found
-
-
-def _writes(node: Node) -> bool:
-    name = op_name(node)
-    in_place = name.endswith("_") and not name.endswith("__")
-    return (
-        in_place
-        or node.is_impure()
-        or name == "setitem"
-        or (name.startswith("i") and hasattr(torch.Tensor, f"__{name}__"))
-    )

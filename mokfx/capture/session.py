@@ -129,7 +129,7 @@ def _evaluate_sym_node(self: ShapeEnv, sym_node: Any, *args: Any, **kwargs: Any)
         if value is not None:
             return value
         if is_list_length(translator, sym_node.expr):
-            # Asked inside an op (a `tolist`), where Dynamo takes it for its own error: break the graph instead.
+            # Asked inside an op (a `tolist`), where Dynamo would fail for good: break the graph instead.
             unimplemented(
                 gb_type="Length of a list that depends on data",
                 context=str(sym_node.expr),

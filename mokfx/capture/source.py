@@ -107,7 +107,7 @@ class Function:
         found: list[tuple[ast.stmt, ast.expr]] = []
         for node in ast.walk(self.tree):
             if isinstance(node, ast.AnnAssign) and node.value is not None:
-                pairs = [(node.target, node.value)]
+                pairs: list[tuple[ast.expr, ast.expr]] = [(node.target, node.value)]
             elif isinstance(node, ast.Assign):
                 pairs = [pair for target in node.targets for pair in _pairs(target, node.value)]
             else:

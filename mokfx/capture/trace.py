@@ -36,11 +36,14 @@ class Assumption:
     """How to speak of it: "the loop over `hit.nonzero()`"."""
     plan: Plan
     moments: list[Moment] = field(default_factory=list)
-    lists: list[Node] = field(default_factory=list)
-    """The nonzero nodes that a loop runs over."""
+    lists: dict[Node, int] = field(default_factory=dict)
+    """The nonzero nodes that a loop runs over, each with its number of experts."""
     old: list[VariableTracker] = field(default_factory=list)
     """Python objects that existed before: the skipped statements must not change them."""
 
+    skips: dict[tuple[Node, int], int] = field(default_factory=dict)
+    """(list, expert) of each round of the loop that `if expert == ...: continue` ended, with the line of the
+    `if`."""
     times: int = 0
     """How often the statements were traced: once for each expert."""
 
@@ -61,6 +64,11 @@ class Trace:
     closed: bool = False
     """The graph is finished: what is asked from here on (by the pass, by Inductor) is not the user's
     question."""
+
+    def clear(self) -> None:
+        """Lets go of Dynamo's objects."""
+        self.assumptions.clear()
+        self.hit_lists.clear()
 
 
 def objects_in_reach(translator: Any) -> list[VariableTracker]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +20,8 @@ def nothing(gm: GraphModule) -> None:
 
 
 def absorb(gm: GraphModule) -> None:
-    """Stands for a pass that understood all of the graph: one op of the inputs takes the place of everything."""
+    """Stands for a pass that understood all of the graph: one op of the inputs takes the place of
+    everything."""
     output = gm.graph.output_node()
     inputs = [
         n
@@ -88,16 +88,3 @@ class Compiled:
     @property
     def reasons(self) -> list[str]:
         return [f"{miss.where}: {miss.reason}" for miss in self.session.misses]
-
-
-def indexed_by_tensor(gm: GraphModule, name: str) -> list[Node]:
-    """The nodes that index by a number computed from the node `name`."""
-    derived: set[Node] = set()
-    for node in gm.graph.nodes:
-        if node.name == name or any(i in derived for i in node.all_input_nodes):
-            derived.add(node)
-    return [
-        n
-        for n in derived
-        if n.target is operator.getitem and isinstance(n.args[1], Node) and n.args[1] in derived
-    ]

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-E, K, H, I = 4, 2, 6, 5
+E, K, H, INNER = 4, 2, 6, 5
 
 
 class Expert(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.up, self.down = nn.Linear(H, I), nn.Linear(H, I), nn.Linear(I, H)
+        self.gate, self.up, self.down = nn.Linear(H, INNER), nn.Linear(H, INNER), nn.Linear(INNER, H)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))
@@ -37,8 +37,8 @@ class Layer(nn.Module):
         self.num_experts = E
         self.router = nn.Linear(H, E, bias=False)
         self.experts = nn.ModuleList(self.expert() for _ in range(E))
-        self.gate_up_proj = nn.Parameter(torch.randn(E, 2 * I, H) / 3)
-        self.down_proj = nn.Parameter(torch.randn(E, H, I) / 3)
+        self.gate_up_proj = nn.Parameter(torch.randn(E, 2 * INNER, H) / 3)
+        self.down_proj = nn.Parameter(torch.randn(E, H, INNER) / 3)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         weights, ids = F.softmax(self.router(x), dim=-1).topk(K, dim=-1)
@@ -53,13 +53,14 @@ class Layer(nn.Module):
 
 
 class HitTensorRows(Layer):
-    """As the eager experts of transformers: each row of `nonzero()` is a tensor that indexes stacked weights."""
+    """As the eager experts of transformers: each row of `nonzero()` is a tensor that indexes stacked
+    weights."""
 
     def layer(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         final = torch.zeros_like(x)
         with torch.no_grad():
             expert_mask = F.one_hot(ids, num_classes=self.num_experts + 1).permute(2, 1, 0)
-            expert_hit = torch.greater(expert_mask[: self.num_experts].sum(dim=(-1, -2)), 0).nonzero()
+            expert_hit = torch.greater(expert_mask.sum(dim=(-1, -2)), 0).nonzero()
         for expert_idx in expert_hit:
             expert_idx = expert_idx[0]
             if expert_idx == self.num_experts:
@@ -136,7 +137,8 @@ class OnlyIfAny(Layer):
 
 
 class SortedCounts(Layer):
-    """As DeepSeek's inference code: counts on the host, a running offset, a list of outputs that is concatenated."""
+    """As DeepSeek's inference code: counts on the host, a running offset, a list of outputs that is
+    concatenated."""
 
     def layer(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         order = ids.flatten().argsort(stable=True)
@@ -153,7 +155,7 @@ class SortedCounts(Layer):
         outs = torch.cat(outputs, dim=0) if len(outputs) else tokens.new_empty(0)
         slots = torch.empty_like(outs)
         slots[order] = outs
-        return (slots.view(-1, K, H) * weights.unsqueeze(-1)).sum(1)
+        return (slots.view(*ids.shape, H) * weights.unsqueeze(-1)).sum(1)
 
 
 class SplitCounts(Layer):
@@ -166,7 +168,7 @@ class SplitCounts(Layer):
         outs = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
         slots = torch.empty_like(outs)
         slots[order] = outs
-        return (slots.view(-1, K, H) * weights.unsqueeze(-1)).sum(1)
+        return (slots.view(*ids.shape, H) * weights.unsqueeze(-1)).sum(1)
 
 
 class EarlyReturn(SplitCounts):
@@ -176,7 +178,8 @@ class EarlyReturn(SplitCounts):
 
 
 class DummyRow(Layer):
-    """As the expert-parallel layer of transformers: without rows, the experts run on a dummy row that is cut off."""
+    """As the expert-parallel layer of transformers: without rows, the experts run on a dummy row that is cut
+    off."""
 
     def experts_forward(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         hidden = torch.bmm(self.gate_up_proj[ids[:, 0]], rows.unsqueeze(-1)).squeeze(-1)
@@ -186,11 +189,9 @@ class DummyRow(Layer):
 
     def layer(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         order = ids.flatten().argsort(stable=True)
-        received = torch.bincount(ids.flatten(), minlength=E).sum().item()
-        tokens, expert_ids = (
-            x[order // K].narrow(0, 0, received),
-            ids.flatten()[order].narrow(0, 0, received)[:, None],
-        )
+        counts = torch.bincount(ids.flatten(), minlength=E).tolist()
+        tokens = torch.cat(x[order // K].split(counts))
+        expert_ids = torch.cat(ids.flatten()[order].split(counts))[:, None]
         ones = torch.ones_like(expert_ids, dtype=tokens.dtype)
         if tokens.shape[0] == 0:
             # Keep the graph connected to the experts' weights.
@@ -201,15 +202,18 @@ class DummyRow(Layer):
             expert_output = self.experts_forward(tokens, expert_ids, ones)
         slots = torch.empty_like(expert_output)
         slots[order] = expert_output
-        return (slots.view(-1, K, H) * weights.unsqueeze(-1)).sum(1)
+        return (slots.view(*ids.shape, H) * weights.unsqueeze(-1)).sum(1)
 
 
 LOOPS = [HitTensorRows, HitModules, HitList, HitNumbers]
+# The last expert of HitTensorRows stands for "no expert": it is never hit, so the raw graph's assumption never holds.
+RUNNABLE_LOOPS = [HitModules, HitList, HitNumbers]
 BRANCHES = [EveryExpertOrSkip, OnlyIfAny, SortedCounts, EarlyReturn]
 
 
 def tokens_for(layer: Layer, *, experts: int, count: int = 12) -> Tensor:
-    """[count, H] tokens that the layer's router sends to the first `experts` experts, each of which gets some."""
+    """[count, H] tokens that the layer's router sends to the first `experts` experts, each of which gets
+    some."""
     torch.manual_seed(1)
     with torch.no_grad():
         layer.router.weight.copy_(torch.eye(E, H) * 8)

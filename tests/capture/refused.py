@@ -348,7 +348,7 @@ def sets_another_value(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
     for e in range(E):
         (rows,) = torch.where(ids == e)
         tokens = x[rows]
-        if tokens.shape[0] == 0:
+        if tokens.shape[0] == 0:  # noqa: SIM108 (the statement is what is tested)
             part = tokens.new_full((1, 6), 7.0)
         else:
             part = tokens @ w[e]
@@ -356,26 +356,142 @@ def sets_another_value(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
     return out
 
 
+def runs_the_enabled(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    out, enabled = torch.zeros_like(x), ids.new_ones(E).index_fill(0, ids[:1], 0)
+    for e in enabled.nonzero():
+        (rows,) = torch.where(ids == e[0])
+        out.index_add_(0, rows, x[rows] @ w[e[0]])
+    return out
+
+
+def runs_the_busy(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    out, counts = torch.zeros_like(x), torch.bincount(ids, minlength=E)
+    for e in (counts > 1).nonzero():
+        (rows,) = torch.where(ids == e[0])
+        out.index_add_(0, rows, x[rows] @ w[e[0]])
+    return out
+
+
+def runs_the_next(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e in hits_of(ids).nonzero().flatten().tolist():
+        (rows,) = torch.where(ids == (e + 1) % E)
+        out.index_add_(0, rows, x[rows] @ w[e])
+    return out
+
+
+def changes_the_ids(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    out, ids = torch.zeros_like(x), ids.clone()
+    hit = hits_of(ids)
+    ids.add_(1).remainder_(E)
+    for e in hit.nonzero().flatten().tolist():
+        (rows,) = torch.where(ids == e)
+        out.index_add_(0, rows, x[rows] @ w[e])
+    return out
+
+
+def changes_the_mask(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    out, mask = torch.zeros_like(x), torch.nn.functional.one_hot(ids, E).t()
+    hit = mask.sum(1) > 0
+    mask[:, 0] = 1
+    for e in hit.nonzero().flatten().tolist():
+        (rows,) = torch.where(mask[e])
+        out.index_add_(0, rows, x[rows] @ w[e])
+    return out
+
+
+def adds_for_every_token(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e in hits_of(ids).nonzero():
+        out += x @ w[e[0]]
+    return out
+
+
+def skips_by_a_flag(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    out, flags = torch.zeros_like(x), ids.new_ones(E).index_fill(0, ids[:1], 0)
+    for e in range(E):
+        (rows,) = torch.where(ids == e)
+        if flags[e].item() == 0:
+            continue
+        out.index_add_(0, rows, x[rows] @ w[e])
+    return out
+
+
+def skips_by_another_expert(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    counts = torch.bincount(ids, minlength=E).tolist()
+    for e in range(E):
+        (rows,) = torch.where(ids == e)
+        if counts[e - 1] == 0:
+            continue
+        out.index_add_(0, rows, x[rows] @ w[e])
+    return out
+
+
+def writes_in_an_inner_loop(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e in hits_of(ids).nonzero().flatten().tolist():
+        for i in range(2 if e % 2 else 0):
+            (rows,) = torch.where(ids == e - 1 + i)
+            out.index_add_(0, rows, x[rows] @ w[e])
+    return out
+
+
+def skips_another_round(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    mask = torch.nn.functional.one_hot(ids, E).t()
+    for e in (mask.sum(1) > 0).nonzero():
+        if e[0] == 0:
+            continue
+        (rows,) = torch.where(mask[e[0] - 1])
+        out.index_add_(0, rows, x[rows] @ w[e[0]])
+    return out
+
+
+def _marking(tokens: Tensor, seen: Tensor) -> Tensor:
+    seen.add_(1)
+    return tokens
+
+
+def calls_what_writes(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    out, seen = torch.zeros_like(x), torch.zeros(())
+    for e in range(E):
+        (rows,) = torch.where(ids == e)
+        if rows.numel() == 0:
+            continue
+        out.index_add_(0, rows, _marking(x[rows], seen) @ w[e])
+    return out / seen
+
+
 LOOPS = [
-    *(counts_iterations, scales_the_rest, enumerates, breaks, has_else, returns_inside, reads_the_length),
     *(
-        lists_twice_before,
-        lists_twice_after,
-        reads_the_variable,
-        sets_an_attribute,
-        calls_what_sets_an_attribute,
+        counts_iterations,
+        counts_iterations_in_a_tensor,
+        scales_the_rest,
+        enumerates,
+        breaks,
+        has_else,
+        returns_inside,
     ),
+    *(reads_the_length, lists_twice_before, lists_twice_after, reads_the_variable, sets_an_attribute),
     *(
+        calls_what_sets_an_attribute,
         calls_what_fills_a_list,
         calls_what_counts,
         fills_a_list_of_lists,
         stacks,
+    ),
+    *(
         fills_a_dict,
         changes_dtype,
         prints,
         comprehends,
         nested_list,
+        runs_the_enabled,
+        runs_the_busy,
+        runs_the_next,
     ),
+    *(changes_the_ids, changes_the_mask, adds_for_every_token, writes_in_an_inner_loop, skips_another_round),
 ]
 BRANCHES = [
     *(
@@ -387,5 +503,11 @@ BRANCHES = [
         counts_the_filled,
     ),
     *(moves_the_offset_too_far, returns_another_value, returns_another_dtype, returns_another_width),
-    *(returns_from_the_graph, sets_another_value),
+    *(
+        returns_from_the_graph,
+        sets_another_value,
+        skips_by_a_flag,
+        skips_by_another_expert,
+        calls_what_writes,
+    ),
 ]
