@@ -66,6 +66,9 @@ def recognise(value: Value) -> Layer | Refusal | None:
         return _with_shared(value)
     if not _candidate(bare(body)):
         return None
+    accumulated = _accumulated(value)
+    if accumulated is not None:
+        return accumulated
     try:
         return _Recognition(value).layer()
     except NotRecognised as why:
@@ -542,6 +545,21 @@ def _with_shared(value: Value) -> Layer | None:
         return None
     try:
         return _Shared(value, layer).extend(other)
+    except NotRecognised:
+        return None
+
+
+def _accumulated(value: Value) -> Layer | None:
+    """An MoE layer whose rows are added into a shared expert's output."""
+    terms = terms_of(value.body)
+    given = [t for t in terms if not t.routed and expanded(bare(t)) is not bare(t)]
+    if len(given) != 1 or len(terms) == 1:
+        return None
+    layer = recognise(value.with_body(add(t for t in terms if t is not given[0])))
+    if not isinstance(layer, Layer) or layer.shared is not None:
+        return None
+    try:
+        return _Shared(value, layer).extend(given[0])
     except NotRecognised:
         return None
 
