@@ -206,7 +206,7 @@ class DummyRow(Layer):
 
 
 LOOPS = [HitTensorRows, HitModules, HitList, HitNumbers]
-# The last expert of HitTensorRows stands for "no expert": it is never hit, so the raw graph's assumption never holds.
+# The last expert of HitTensorRows stands for "none" and is never hit: its raw graph's assumption never holds.
 RUNNABLE_LOOPS = [HitModules, HitList, HitNumbers]
 BRANCHES = [EveryExpertOrSkip, OnlyIfAny, SortedCounts, EarlyReturn]
 

@@ -93,7 +93,7 @@ def test_absorbed_layers_are_proven_at_the_first_try(model: type[Layer]) -> None
 
 
 @pytest.mark.parametrize("model", [*LOOPS, *BRANCHES, DummyRow], ids=lambda m: m.__name__)
-@pytest.mark.parametrize("experts", [E, E - 1, 2])
+@pytest.mark.parametrize("experts", [E, 2])
 def test_unproven_layers_fall_back_to_plain_dynamo_and_stay_right(model: type[Layer], experts: int) -> None:
     layer = model()
     compiled = Compiled(layer, nothing, fullgraph=False)
