@@ -107,7 +107,8 @@ def region_of(found: Found, graph: Graph, run: GraphRun, tracker: Tracker, needs
     candidates = needs.closure([root, *aliases])
     replaced = _replaced_edges(aliases, root, needs, graph, after)
     given = needs.closure([*operands.values(), *_writers_before(operands, needs, after)])
-    satellites = {n for n in graph.nodes if n not in candidates and _asserts(n) and _about(n, candidates, given, needs)}
+    inside = _about(candidates - given, graph, needs, replaced)
+    satellites = {n for n in inside - candidates if _asserts(n)}
     anchors = [n for n in graph.nodes if n not in candidates and n not in satellites and _must_stay(n, needs)]
     live = needs.closure(anchors, replaced) | given
     dead = _dead(graph, live, candidates | satellites, needs)
@@ -163,9 +164,13 @@ def _asserts(node: Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "").split(".")[0] in ASSERTIONS
 
 
-def _about(node: Node, candidates: set[Node], given: set[Node], needs: Dependencies) -> bool:
-    """Whether an assertion is about numbers that are read inside the layer."""
-    return any(n in candidates and n not in given for n in needs.closure([node]))
+def _about(layer: set[Node], graph: Graph, needs: Dependencies, replaced: frozenset[tuple[Node, Node]]) -> set[Node]:
+    """Nodes that use what is computed inside the layer, other than its output."""
+    about: set[Node] = set()
+    for node in graph.nodes:
+        if node in layer or any(d in about and (node, d) not in replaced for d in needs.of[node]):
+            about.add(node)
+    return about
 
 
 def _must_stay(node: Node, needs: Dependencies) -> bool:
