@@ -77,7 +77,8 @@ def has_no_tokens(gm: GraphModule) -> bool:
     """
     graphs = (module.graph for module in gm.modules() if isinstance(module, GraphModule))
     calls = (node for graph in graphs for node in graph.nodes if node.target is OP)
-    tokens = [n.args[0].meta["example_value"].shape[0] for n in calls if n.kwargs.get("group_name") is not None]
+    exchanged = (node for node in calls if node.kwargs.get("group_name") is not None)
+    tokens = (node.args[0].meta["example_value"].shape[0] for node in exchanged)
     return any(isinstance(number, int) and number == 0 for number in tokens)
 
 

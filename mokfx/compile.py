@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast, overload
 
 import torch
 import torch._dynamo
+from torch._dynamo.variables import TensorVariable
 from torch.fx import GraphModule
 
 from mokfx.backend import mok
@@ -17,16 +18,25 @@ from mokfx.options import split_options
 _Model = TypeVar("_Model", bound=Callable[..., Any])
 
 
+_SUBSTITUTES = hasattr(TensorVariable, "richcompare_impl")
+"""Whether this Dynamo (torch 2.13) has the places at which `mokfx.capture` answers it."""
+
+
+@contextlib.contextmanager
+def capture_sizes() -> Iterator[None]:
+    """Have Dynamo capture `.item()`, `.tolist()`, `nonzero` and their like, by its own settings."""
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        yield
+
+
 @contextlib.contextmanager
 def capturing(session: Capture) -> Iterator[None]:
-    """Have Dynamo capture sizes that depend on data in what this thread compiles meanwhile.
+    """Have Dynamo also capture what `mokfx.capture` can prove: loops over hit experts, tests for empty ones.
 
-    `.item()`, `.tolist()`, `nonzero` and their like by Dynamo's own settings; loops over the experts that
-    were hit, and tests for experts without tokens, by the substitutions of `mokfx.capture`, which `session`
-    keeps a record of.
+    Args:
+        session: what the substitutions keep a record in, one for each compiled model.
     """
-    settings = torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True)
-    with settings, substitutions(session):
+    with capture_sizes(), substitutions(session) if _SUBSTITUTES else contextlib.nullcontext():
         yield
 
 

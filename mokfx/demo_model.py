@@ -25,7 +25,9 @@ class Attention(nn.Module):
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
         )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        later = torch.ones_like(scores, dtype=torch.bool).triu(diagonal=1)
+        y = scores.masked_fill(later, float("-inf")).softmax(-1) @ v
         return self.out(y.transpose(1, 2).flatten(2))
 
 

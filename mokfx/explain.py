@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 
 from mokfx.capture import Capture
 from mokfx.capture.markers import MARKERS
-from mokfx.compile import CapturingBackend, capturing
+from mokfx.compile import CapturingBackend, capture_sizes, capturing
 from mokfx.observe import gist, rewrite_and_report
 from mokfx.report import GraphBreak, GraphReport, Report
 from mokfx.undisturbed import undisturbed_dynamo, undisturbed_state
@@ -41,13 +41,12 @@ def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
         Whatever the model raises.
     """
     plain = model._orig_mod if isinstance(model, OptimizedModule) else innermost_fn(model)
-    captures = _captures(model)
     recorder = _Recorder()
     options = {"isolate_recompiles": True} if "isolate_recompiles" in _optimize_parameters() else {}
     with (
         undisturbed_state(plain),
         undisturbed_dynamo(recorder),
-        capturing(recorder.session) if captures else contextlib.nullcontext(),
+        _capture_like(model, recorder.session),
     ):
         breaks_before = dict(counters["graph_break"])
         optimize = torch._dynamo.optimize(backend=cast(Any, recorder), **options)
@@ -78,16 +77,17 @@ class _Recorder:
         return gm.forward if assumes else captured.forward
 
 
-def _captures(model: Any) -> bool:
-    """Whether `model` was compiled in a way that captures sizes that depend on data."""
-    if getattr(model, "_mokfx_captures", False):
-        return True
-    if not isinstance(model, OptimizedModule):
-        return False
-    context = model.dynamo_ctx
-    if context.fullgraph:
-        return True
-    return callable(context.callback) and isinstance(innermost_backend(context.callback), CapturingBackend)
+def _capture_like(model: Any, session: Capture) -> contextlib.AbstractContextManager[None]:
+    """The context in which a graph is captured as it was when `model` was compiled."""
+    if isinstance(model, OptimizedModule):
+        context = model.dynamo_ctx
+        if callable(context.callback) and isinstance(innermost_backend(context.callback), CapturingBackend):
+            return capturing(session)
+        if context.fullgraph:
+            return capture_sizes()
+    elif getattr(model, "_mokfx_captures", False):
+        return capturing(session)
+    return contextlib.nullcontext()
 
 
 def _optimize_parameters() -> Any:

@@ -54,11 +54,13 @@ def rewrite_and_report(
             module.recompile()
     ended_by = graph_break_after(gm)
     broken = find_broken(gm, ended_by)
+    misses = outcome.misses
     if broken is not None and broken.where not in {miss.where for miss in refused}:
-        refused = (*refused, broken)
+        # The cause, in place of what the pass makes of the same line with half of a layer at hand.
+        misses = (broken, *(miss for miss in misses if miss.where != broken.where))
     return GraphReport(
         matches=outcome.matches,
-        misses=(*refused, *outcome.misses),
+        misses=(*refused, *misses),
         before=before,
         after=readable(gm) if before else "",
         nodes_before=nodes_before,

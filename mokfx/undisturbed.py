@@ -47,7 +47,10 @@ def undisturbed_dynamo(backend: object) -> Iterator[None]:
 def _drop_entries(code: CodeType, backend: object) -> None:
     entries = _debug_get_cache_entry_list(code)
     own = [entry for entry in entries if innermost_backend(entry.backend) is backend]
-    if len(own) == len(entries):
+    # Invalid entries stay and count. From torch 2.13 on they count apart from those of others, so that
+    # these need not be given up for the function to stay within Dynamo's limit of compilations.
+    isolated = all(getattr(entry, "isolate_recompiles_id", -1) != -1 for entry in own)
+    if len(own) == len(entries) or not isolated:
         reset_code(code)
         return
     for entry in own:
