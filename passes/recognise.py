@@ -165,7 +165,12 @@ class _Recognition:
         self.choice = choice
         summands: list[Term] = []
         for key, bodies in by_key.items():
-            summands += [body for _, body in bodies] if key is None else [self.over_experts(key, bodies)]
+            if key is not None:
+                summands.append(self.over_experts(key, bodies))
+            elif choice.op == "var" and all(piece.choice.op == "var" for piece in pieces if piece.key is None):
+                summands.append(add(body for _, body in bodies))  # a product and its bias, each summed
+            else:
+                summands += [body for _, body in bodies]
         if len(summands) == 1:
             return choice, summands[0], None not in by_key
         if choice.op == "var":
@@ -177,6 +182,8 @@ class _Recognition:
         choice = var(len(summands))
         ordered = sorted(summands, key=_first_choice)
         whole = generalise(ordered, choice)
+        if whole is None and len(summands) == 2 and not all(s.depth for s in summands):
+            return integer(0), add(summands)  # one choice: a product and its bias
         if whole is None:
             raise NotRecognised("the terms of a sum are not the same thing for each choice", 1)
         return choice, whole
@@ -379,7 +386,11 @@ def _is_choice(term: Term, hidden: Term) -> bool:
     """Whether a sum is over a token's choices, and not the inner dimension of the last projection."""
     variable, body = term.args
     elements = [bare(f) for f in _factors(body)]
-    return not any(f.op == "at" and variable in f.free and hidden in f.free for f in elements)
+    # A weight has it as a dimension; what is read at the id of a choice has it inside of an index.
+    return not any(
+        f.op == "at" and hidden in f.free and any(variable in _atoms(index) for index in f.args[2:])
+        for f in elements
+    )
 
 
 def _pulled_out(term: Term) -> tuple[Term, Term]:

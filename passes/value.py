@@ -158,7 +158,13 @@ def _regroup(variables: list[Term], shape: list[Size]) -> tuple[list[Axis], Subs
     if all(size == 1 for size in shape):
         return ([() for _ in shape], {}) if not variables else None
     if sum(size != 1 for size in shape) == 1 and variables:
-        return [tuple(variables) if size != 1 else () for size in shape], {}
+        (whole,) = (size for size in shape if size != 1)
+        named: Substitution = {}
+        if len(variables) == 1 and variables[0].args[1] != whole and not isinstance(variables[0].args[1], int):
+            # A count of rows, which the program says is this size.
+            named = {variables[0]: var(whole)}
+        axis = tuple(named.get(v, v) for v in variables)
+        return [axis if size != 1 else () for size in shape], named
     if len(variables) == 1:
         # The total may be known only at run time (a count of rows); the program says how it divides.
         axes = [axis_of(size) for size in shape]
