@@ -1,7 +1,7 @@
 """Compiles the CUDA kernels with nvcc into a cubin, kept in a user cache, and reports what each kernel takes.
 
-Needs nvcc 12.8 or newer and no GPU. The cache key is the hash of the sources, the architecture and the options,
-so an edited kernel is compiled anew and a compiled one is found again by every process.
+Needs nvcc 12.8 or newer and no GPU. The cache key is the hash of the sources, the architecture and the
+options, so an edited kernel is compiled anew and a compiled one is found again by every process.
 """
 
 from __future__ import annotations
@@ -86,6 +86,17 @@ def find_nvcc() -> str:
     )
 
 
+def unavailable(arch: str = "sm_90a") -> str | None:
+    """Why there are no kernels for `arch`, neither compiled nor to compile, or None."""
+    if (cache_folder() / source_key(arch) / "usage.json").exists():
+        return None
+    try:
+        find_nvcc()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
 def parse_usage(text: str) -> tuple[Usage, ...]:
     """The kernels' usage from the output of `ptxas -v`, by name."""
     number = r"(\d+) bytes"
@@ -105,8 +116,8 @@ def parse_usage(text: str) -> tuple[Usage, ...]:
 def build(arch: str = "sm_90a", options: Sequence[str] = (), *, force: bool = False) -> Build:
     """Compiles the forward kernels for `arch`, or finds them in the cache.
 
-    `options` are macros to define, such as "MOKFX_TRACE". Raises RuntimeError with nvcc's words if it fails, or if
-    ptxas says that it had to serialize the tensor core instructions.
+    `options` are macros to define, such as "MOKFX_TRACE". Raises RuntimeError with nvcc's words if it fails,
+    or if ptxas says that it had to serialize the tensor core instructions.
     """
     key = source_key(arch, options)
     folder = cache_folder() / key

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 from typing import Any
 
 from .build import build
@@ -42,10 +43,9 @@ class Params(ctypes.Structure):
 def bindings() -> Any:
     """cuda.bindings.driver. Raises RuntimeError if it is not installed."""
     try:
-        from cuda.bindings import driver
+        return importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         raise RuntimeError("the hopper kernels need cuda-bindings: pip install mokfx[cuda]") from error
-    return driver
 
 
 def check(result: tuple[Any, ...]) -> Any:

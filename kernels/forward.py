@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from .driver import THREADS, Params, kernel, launch, tensor_map
 
-UNIT = 64
+UNIT, MAX_EXPERTS, MAX_CHOICES, MAX_UNITS = 64, 512, 32, 2**16 - 1  # as in layout.cuh and combine.cuh
 WEIGHT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 TICK = 2**32 / 1e9  # seconds; the kernel's deadlines count these
 TRACE_EVENTS = 1024
@@ -45,28 +44,25 @@ class Stack:
         return tensor_map(self.address, sizes, (inner, self.expert_stride))
 
 
-def stack(weights: Sequence[Tensor]) -> Stack | str:
-    """One stacked tensor [E, in, out] or E matrices [in, out] as a Stack, or why that cannot be."""
-    first = weights[0]
-    if first.dim() == 3:
-        experts, (spacing, *strides) = first.shape[0], first.stride()
-    else:
-        experts, strides = len(weights), list(first.stride())
-        gaps = {(b.data_ptr() - a.data_ptr()) // 2 for a, b in itertools.pairwise(weights)}
-        if len(gaps) > 1 or any(w.stride() != first.stride() for w in weights):
-            return "listed expert weights that are not equally spaced in memory"
-        spacing = gaps.pop() if gaps else first.numel()
-    rows, columns = first.shape[-2:]
+def stack(weights: Sequence[Tensor], *, with_address: bool = True) -> Stack | str:
+    """One stacked tensor [E, in, out] as a Stack, or why the kernel cannot read it in place.
+
+    Without an address, which fake tensors have not, only shape and strides are looked at.
+    """
+    if len(weights) != 1 or weights[0].dim() != 3:
+        return "its expert weights are listed one by one, and only stacked ones are built"
+    weight = weights[0]
+    spacing, *strides = weight.stride()
     if 1 not in strides:
-        return f"expert weights with strides {tuple(first.stride())}: neither the in nor the out dimension is contiguous"
+        return f"expert weights with strides {tuple(weight.stride())}: neither in nor out lies side by side"
     outer = strides[0] if strides[1] == 1 else strides[1]
-    if experts == 1:
-        spacing = max(spacing, outer)
-    if spacing <= 0 or outer <= 0 or outer % 8 or spacing % 8 or first.data_ptr() % 16:
-        return (
-            f"expert weights with strides {tuple(first.stride())} or an address not in multiples of 16 bytes"
-        )
-    return Stack(first.data_ptr(), experts, rows, columns, spacing, strides[0], strides[1])
+    if weight.shape[0] == 1:
+        spacing = outer * 8  # of no meaning then, and often 0
+    address = weight.data_ptr() if with_address else 0
+    if spacing <= 0 or outer <= 0 or outer % 8 or spacing % 8 or address % 16:
+        return f"expert weights with strides {tuple(weight.stride())} at an address that TMA cannot read"
+    experts, rows, columns = weight.shape
+    return Stack(address, experts, rows, columns, spacing, strides[0], strides[1])
 
 
 def gate_and_up(
@@ -88,7 +84,8 @@ _STATES: dict[tuple[int, int], Tensor] = {}
 def _state(device: torch.device, stream: int) -> Tensor:
     """The few words that outlive a launch: zero at first, then the kernel's own.
 
-    One a stream, since launches of two streams may overlap; in a graph capture a fresh one, zeroed at each replay.
+    One a stream, since launches of two streams may overlap; in a graph capture a fresh one, zeroed at each
+    replay.
     """
     if torch.cuda.is_current_stream_capturing():
         return torch.zeros(4, dtype=torch.int32, device=device)
@@ -165,8 +162,8 @@ def forward(
 ) -> Tensor:
     """y [T, H] bf16 of x [T, H] bf16 (rows of 16-byte multiples), ids and weights [T, k] contiguous.
 
-    What it can do is for `provider.supports` to say; here nothing is checked. `trace`: int64 [blocks, TRACE_EVENTS, 2],
-    filled by a build of its own.
+    What it can do is for `provider.supports` to say; here nothing is checked. `trace`: int64
+    [blocks, TRACE_EVENTS, 2], filled by a build of its own.
     """
     tokens, width = x.shape
     y = torch.empty(tokens, width, dtype=x.dtype, device=x.device)

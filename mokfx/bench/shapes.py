@@ -39,7 +39,7 @@ SHAPES = {
 
 
 def parse(text: str) -> Shape:
-    """A shape by name, or "H,I,E,k,T" in numbers; "name@T" changes the tokens. Raises ValueError otherwise."""
+    """A shape by name, or "H,I,E,k,T" in numbers; "name@T" changes the tokens. Else raises ValueError."""
     name, _, tokens = text.partition("@")
     if name in SHAPES:
         return replace(SHAPES[name], tokens=int(tokens)) if tokens else SHAPES[name]

@@ -1,4 +1,4 @@
-"""What is timed: ways to compute one layer from the same tensors, and the products that none can do without."""
+"""What is timed: ways to compute one layer from the same tensors, and the products all of them need."""
 
 from __future__ import annotations
 

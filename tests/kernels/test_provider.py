@@ -1,0 +1,109 @@
+"""What the provider says that it cannot do, and how it reads weights in place. Needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mokfx.kernels import forward, provider
+from mokfx.ops.arguments import Call
+
+
+def call(**changes: object) -> Call:
+    """A call that the kernel can run, with changes."""
+    weights = {
+        "gate": (8, 192, 128),
+        "up": (8, 192, 128),
+        "down": (8, 128, 192),
+    }  # [E, in, out], as nn.Linear
+    gate, up, down = (
+        torch.empty(e, outs, ins, dtype=torch.bfloat16).transpose(1, 2) for e, ins, outs in weights.values()
+    )
+    base = Call(
+        torch.empty(5, 192, dtype=torch.bfloat16),
+        torch.zeros(5, 2, dtype=torch.int64),
+        torch.empty(5, 2),
+        [gate],
+        [up],
+        [down],
+        num_experts=8,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def test_a_plain_call_is_supported() -> None:
+    assert provider.call_reason(call()) is None
+
+
+@pytest.mark.parametrize("layout", ["gate_up", "up_gate", "interleaved"])
+def test_fused_gate_and_up_are_supported(layout: str) -> None:
+    fused = torch.empty(8, 256, 192, dtype=torch.bfloat16).transpose(1, 2)
+    assert provider.call_reason(call(w_gate=[fused], w_up=[], gate_up=layout)) is None
+
+
+CHANGES: dict[str, Callable[[], dict[str, object]]] = {
+    "needs gradients": lambda: {"topk_weights": torch.empty(5, 2, requires_grad=True)},
+    "expert-parallel group": lambda: {"group_name": "0"},
+    "torch.float16": lambda: {"x": torch.empty(5, 192, dtype=torch.float16)},
+    "y torch.float32": lambda: {"out_dtype": torch.float32},
+    "'geglu'": lambda: {"activation": "geglu"},
+    "biases": lambda: {"b_down": [torch.empty(8, 192, dtype=torch.bfloat16)]},
+    "shared expert": lambda: {"shared_w_gate": torch.empty(192, 64, dtype=torch.bfloat16)},
+    "'input'": lambda: {"weight_on": "input"},
+    "capacity": lambda: {"capacity": 3},
+    "H is 200": lambda: {"x": torch.empty(5, 200, dtype=torch.bfloat16)},
+    "600 experts": lambda: {"num_experts": 600},
+    "40 choices": lambda: {"topk_ids": torch.zeros(5, 40, dtype=torch.int64)},
+    "listed one by one": lambda: {"w_down": list(call().w_down[0])},
+    "neither in nor out": lambda: {"w_down": [torch.empty(8, 128, 192, 2, dtype=torch.bfloat16)[..., 0]]},
+    "that TMA cannot read": lambda: {"w_down": [torch.empty(8, 128, 193, dtype=torch.bfloat16)[..., :192]]},
+}
+
+
+@pytest.mark.parametrize("reason", CHANGES)
+def test_every_refusal_says_why(reason: str) -> None:
+    assert reason in (provider.call_reason(call(**CHANGES[reason]())) or "")
+
+
+def test_interleaved_columns_side_by_side_are_refused() -> None:
+    fused = torch.empty(8, 192, 256, dtype=torch.bfloat16)
+    assert "neither in nor out" in (
+        provider.call_reason(call(w_gate=[fused], w_up=[], gate_up="interleaved")) or ""
+    )
+
+
+def test_too_many_tokens_are_refused() -> None:
+    many = torch.empty(1, dtype=torch.bfloat16).expand(2**21, 192)
+    ids = torch.zeros(1, dtype=torch.int64).expand(2**21, 2)
+    assert "4194304 slots" in (provider.call_reason(call(x=many, topk_ids=ids)) or "")
+
+
+def test_fake_tensors_are_asked_about_too() -> None:
+    with torch._subclasses.FakeTensorMode(), torch.no_grad():
+        assert provider.call_reason(call()) is None
+
+
+def test_a_machine_without_a_gpu_is_told() -> None:
+    assert "x is on cpu" in (provider.supports(call()) or "")
+
+
+def test_the_backward_says_what_to_do() -> None:
+    with pytest.raises(RuntimeError, match="set_provider"):
+        provider.backward(torch.empty(5, 192), call())
+
+
+def test_stacks_are_read_in_place() -> None:
+    weight = torch.empty(8, 128, 192, dtype=torch.bfloat16)  # [E, in, out] side by side
+    found = forward.stack([weight])
+    assert found == forward.Stack(weight.data_ptr(), 8, 128, 192, 128 * 192, 192, 1)
+    assert isinstance(found, forward.Stack) and found.n_major
+    (gate,), (up,) = forward.gate_and_up([weight], [], "up_gate")
+    found = forward.stack([gate])
+    assert found == forward.Stack(weight.data_ptr() + 96 * 2, 8, 128, 96, 128 * 192, 192, 1)
+    assert up.data_ptr() == weight.data_ptr()
+    assert forward.stack([weight.transpose(1, 2)]) == forward.Stack(
+        weight.data_ptr(), 8, 192, 128, 128 * 192, 1, 192
+    )
