@@ -19,11 +19,13 @@ from mokfx.passes.terms import (
     delta,
     div,
     factors_of,
+    integer,
     lin,
     lt,
     minus,
     mod,
     mul,
+    perm,
     plus,
     rebuild,
     start,
@@ -80,8 +82,10 @@ def not_negative(term: Term) -> bool:
 def under(flat: list[Term]) -> list[Term]:
     """The factors of a product, each read where the indicators among them are 1."""
     for asked in [f for f in flat if f.op in CONDITIONS]:
-        pick = _picked(asked)
+        pick, first = _picked(asked), _first(asked)
         flat = [f if f is asked else _given(f, asked, pick) for f in flat]
+        if first is not None:
+            flat = [f if f is asked else replaced(f, *first) for f in flat]
     return flat
 
 
@@ -93,7 +97,15 @@ def given(condition: Term, parts: Iterable[Term]) -> Term:
             condition = substitute(condition, dict((pick,)))
         if asked in asked_in(condition):
             condition = assume(condition, asked)
+        first = _first(asked)
+        condition = condition if first is None else replaced(condition, *first)
     return condition
+
+
+def _first(asked: Term) -> tuple[Term, Term] | None:
+    """Under `lt(P, 1)` the slot is the first of its key: where its rows start is its row."""
+    place = place_of(asked.args[0]) if asked.op == "lt" and asked.args[1] is integer(1) else None
+    return None if place is None else (start(place.order.keys, place.key), perm(place.order, True, place.slot))
 
 
 def _picked(asked: Term) -> tuple[Term, Term] | None:
@@ -114,13 +126,18 @@ def _given(factor: Term, asked: Term, pick: tuple[Term, Term] | None) -> Term:
 
 def assume(term: Term, asked: Term) -> Term:
     """`term` where the indicator `asked` is 1."""
+    return replaced(term, asked, ONE, lambda node: asked in asked_in(node))
+
+
+def replaced(term: Term, old: Term, new: Term, holds: Callable[[Term], bool] = lambda node: True) -> Term:
+    """`term` with one term in place of another, looked for where `holds` says."""
     done: dict[Term, Term] = {}
 
     def visit(node: Term) -> Term:
-        if node is asked:
-            return ONE
+        if node is old:
+            return new
         if node not in done:
-            done[node] = rebuild(node, visit) if asked in asked_in(node) else node
+            done[node] = rebuild(node, visit) if old.free <= node.free and holds(node) else node
         return done[node]
 
     return visit(term)

@@ -102,10 +102,8 @@ def flat_place(index: Term) -> FlatPlace | None:
     if place is None or overflow.op != "int" or condition.args[1].op != "int":
         return None
     block = minus(kept, condition.args[0])
-    if block.op != "lin" or block.args[0] != 0 or len(block.args[1]) != 1:
-        return None
-    ((key, stride),) = block.args[1]
-    if key is not place.key or not at_most(condition.args[1].args[0], stride):
+    key, stride = block.args[1][0] if block.op == "lin" else (block, 1)
+    if lin([(key, stride)]) is not block or key is not place.key or not at_most(condition.args[1].args[0], stride):
         return None
     return FlatPlace(place, condition.args[1], stride, overflow)
 
@@ -118,7 +116,7 @@ def find(variable: Term, body: Term) -> Term | None:
     variables, body = _over_slots(variable, body)
     factors = factors_of(body)
     for asked in factors:
-        for index, queue in (asked.args, asked.args[::-1]) if asked.op == "delta" else ():
+        for index, queue in _asks(asked):
             place = place_of(index)
             expert = None if place is None else _expert(place, factors)
             if place is None or expert is None or (expert.free | queue.free) & variables:
@@ -132,6 +130,13 @@ def find(variable: Term, body: Term) -> Term | None:
             left = [f for f in factors if f is not asked and not _says(f, place, expert, index)]
             return _where(lt(queue, count(place.order.keys, expert)), mul(known), left, mapping)
     return None
+
+
+def _asks(factor: Term) -> Sequence[tuple[Term, Term]]:
+    """`(index, queue)` for an indicator that an index is a place in a queue; one place long, it has place 0."""
+    if factor.op == "lt":
+        return [(factor.args[0], integer(0))] if factor.args[1] is integer(1) else []
+    return [factor.args, factor.args[::-1]] if factor.op == "delta" else []
 
 
 def _over_slots(variable: Term, body: Term) -> tuple[frozenset[Term], Term]:
@@ -157,15 +162,15 @@ def _over_slots(variable: Term, body: Term) -> tuple[frozenset[Term], Term]:
 
 def _places(term: Term) -> bool:
     """Whether each summand asks for a place."""
-    if term.op == "delta":
-        return any(place_of(a) is not None for a in term.args)
+    if term.op in ("delta", "lt"):
+        return any(place_of(index) is not None for index, _ in _asks(term))
     terms: Sequence[Term] = term.args if term.op == "add" else term.args[1:] if term.op == "sum" else ()
     return bool(terms) and all(any(map(_places, factors_of(t))) for t in terms)
 
 
 def _column(term: Term) -> int:
     """The known number that the ids of a summand are read at, last."""
-    places = [place_of(a) for f in factors_of(term) if f.op == "delta" for a in f.args]
+    places = [place_of(index) for f in factors_of(term) for index, _ in _asks(f)]
     keys = [p.key.args[-1] for p in places if p is not None and p.key.op == "at"]
     return keys[0].args[0] if keys and keys[0].op == "int" else 0
 

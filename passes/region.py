@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from mokfx.passes.facts import storage_of
 from mokfx.passes.interpret import Found, GraphRun, Tracker
 from mokfx.passes.source import source_of
-from mokfx.passes.terms import Term
+from mokfx.passes.terms import Term, as_size
 from mokfx.passes.value import Leaf, Stack
 
 
@@ -106,7 +106,7 @@ def region_of(found: Found, graph: Graph, run: GraphRun, tracker: Tracker, needs
     after = needs.order[root]
     candidates = needs.closure([root, *aliases])
     replaced = _replaced_edges(aliases, root, needs, graph, after)
-    given = needs.closure([*operands.values(), *_writers_before(operands, needs, after)])
+    given = needs.closure([*operands.values(), *_writers_before(operands, needs, after), *_numbers(found, graph, run)])
     inside = _about(candidates - given, graph, needs, replaced)
     satellites = {n for n in inside - candidates if _asserts(n)}
     anchors = [n for n in graph.nodes if n not in candidates and n not in satellites and _must_stay(n, needs)]
@@ -135,6 +135,16 @@ def _node_of(leaf: Leaf, found: Found, graph: Graph, run: GraphRun, tracker: Tra
         writes = [n for n, s in tracker.writes if s == storage_of(leaf.tensor)]
         raise NotLegal(f"`{node.name}`, which the layer reads, is changed in place after that", writes[-1])
     return node
+
+
+def _numbers(found: Found, graph: Graph, run: GraphRun) -> list[Node]:
+    """The node of a capacity that the graph computes."""
+    capacity = found.layer.capacity
+    size = None if capacity is None or capacity.limit.op != "int" else capacity.limit.args[0]
+    if size is None or isinstance(size, int):
+        return []
+    numbers = [n for n in graph.nodes if isinstance(run.env.get(n), torch.SymInt) and as_size(run.env[n]) == size]
+    return numbers[:1]
 
 
 def _replaced_edges(

@@ -524,10 +524,12 @@ def delta(a: Term, b: Term) -> Term:
     if a.op == b.op == "int":
         return const(a.args[0] == b.args[0])
     for first, second in ((a, b), (b, a)):
-        if first.op == "choose":
-            from mokfx.passes.indicators import delta_of_choice
+        if first.op == "choose" or (first.op == "lin" and second.op == "int"):
+            from mokfx.passes.indicators import delta_of_choice, place_of
 
-            chosen = delta_of_choice(first, second)
+            if second is integer(0) and place_of(first) is not None:
+                return lt(first, integer(1))
+            chosen = delta_of_choice(first, second) if first.op == "choose" else None
             if chosen is not None:
                 return chosen
     for first, second in ((a, b), (b, a)):
@@ -555,7 +557,7 @@ def lt(a: Term, b: Term) -> Term:
     limit = bound(a)
     if limit is not None and b.op == "int" and at_most(limit, b.args[0]):
         return const(1)
-    if b.op == "count" and _place_in_segment(a, *b.args):
+    if b.op == "count" and (_place_in_segment(a, *b.args) or (a is integer(0) and match(b.args[0].body, b.args[1], {}))):
         return const(1)
     if a.op == "perm" and a.args[0].rows_are(b, a.args[1]):
         return const(1)

@@ -154,6 +154,8 @@ def cumulated(call: Call) -> Value | None:
     dim = call.dim("dim")
     axis = value.axes[dim]
     body = value.body
+    if not axis:
+        return value
     if body.op == "count" and len(axis) == 1 and body.args[1] is axis[0]:
         return value.with_body(plus(start(body.args[0], axis[0]), body))
     if body.op == "count" and len(axis) <= 2:

@@ -14,6 +14,7 @@ from mokfx.passes.terms import (
     Term,
     add,
     apply,
+    as_size,
     bound,
     choose,
     const,
@@ -207,6 +208,9 @@ def power(call: Call) -> Value | None:
 def clamped(call: Call) -> Value | None:
     value = call.value("self")
     low, high = call["min"], call["max"]
+    if not call.is_float and low is None and isinstance(high, torch.SymInt) and not call.number(high).routed:
+        top = integer(as_size(high))
+        return value.with_body(choose(lt(value.body, top), value.body, top))
     if any(limit is not None and not isinstance(limit, int | float) for limit in (low, high)):
         return None
     if not call.is_float:
@@ -305,9 +309,11 @@ def constant(call: Call) -> Value | None:
     if isinstance(fill, torch.Tensor):
         filled = call.value(fill)
         fill = filled.body.args[0] if filled.body.op in ("const", "int") else None
+    axes = tuple(axis_of(size) for size in call.shape)
+    if isinstance(fill, torch.SymInt) and not call.is_float and not call.number(fill).routed:
+        return Value(axes, integer(as_size(fill)))
     if not isinstance(fill, int | float):
         return None
-    axes = tuple(axis_of(size) for size in call.shape)
     return Value(axes, const(float(fill)) if call.is_float else integer(int(fill)))
 
 
