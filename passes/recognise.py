@@ -31,6 +31,7 @@ from mokfx.passes.terms import (
     Size,
     Term,
     add,
+    bound,
     const,
     div,
     integer,
@@ -196,14 +197,16 @@ class _Recognition:
         if len(owners) == 1 and isinstance(owners[0].args[0], Leaf):
             self.ids = Operand(owners[0].args[0], owners[0].args[2:])
         expected = list(range(len(experts)))
-        known = None if self.ids is None else self.ids.leaves[0].bound
-        if known == len(set(experts)) and experts != expected or len(set(experts)) != len(experts):
+        if experts != expected:
             raise NotRecognised(f"the loop over the experts visits {experts}, not each of {expected} once", 0)
-        if known is not None and key.op == "at" and len(experts) != known:
+        known = bound(key)
+        if known is not None and len(experts) != known:
             raise NotRecognised(f"it sums over {len(experts)} of {known} experts", 1)
         whole = generalise([body for _, body in ordered], key)
         if whole is None:
-            raise NotRecognised("the loop does not do the same for each expert: rows sorted by expert through the expert's own weights", 2)
+            raise NotRecognised(
+                "the loop does not do the same for each expert: rows sorted by expert through the expert's own weights", 2
+            )
         return whole
 
     # -- router weights, ids, x ------------------------------------------------------------------------------------
