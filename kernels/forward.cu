@@ -15,7 +15,7 @@ namespace mokfx {
 
 constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216;  // 128 x 72 + 256 x 216 < 65536
 constexpr int GATHERERS = 64;     // threads that gather; a stage is full once they and the TMA lane have arrived
-constexpr int TILE_READERS = 3 + 4 * CONSUMERS;  // warps that read the announced tile
+constexpr int TILE_READERS = 1 + GATHERERS + 128 * CONSUMERS;  // threads that read the announced tile
 
 struct Ring {  // a position in the ring of stages
     int stage = 0, parity = 0;
@@ -24,14 +24,13 @@ struct Ring {  // a position in the ring of stages
     }
 };
 
-// The next tile, once announced. The caller's lanes read it together; lane 0 says so.
+// The next tile, once announced.
 __device__ __forceinline__ Tile take_tile(const Params& p, Shared& s, int& parity) {
     wait(p, &s.tile_full, parity, TILE_FULL);
     parity ^= 1;
     const volatile Tile& t = s.tile;
     const Tile tile{t.phase, t.expert, t.row, t.units, t.column, t.flag};
-    __syncwarp(__activemask());
-    if (threadIdx.x % 32 == 0) arrive(&s.tile_empty);
+    arrive(&s.tile_empty);
     return tile;
 }
 

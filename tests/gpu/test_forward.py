@@ -10,9 +10,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an H100 or H200", allow_module_level=True)
 
-from tests.gpu.moe_case import ROUTINGS, Case, error, make, poison, reference
-
 from mokfx.kernels import forward as hopper
+from tests.gpu.moe_case import ROUTINGS, Case, error, make, poison, reference
 
 pytestmark = pytest.mark.gpu
 
