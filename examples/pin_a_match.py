@@ -26,7 +26,10 @@ class TestModel(TestCase):
 mokfx: 1 MoE layer became mok.moe (1 graph; 106 nodes, now 34)
 
 quickstart.py:35 `return (outputs * weights.unsqueeze(-1)).sum(1)`
-  experts   swiglu
+  router    scaled -> linear -> softmax -> top-2
+  dispatch  sorted by expert
+  experts   swiglu, a product for each expert, gate and up apart
+  combine   put back in order, summed over the choices, router weight on the output
   ranks     one rank
   sizes     tokens 16, hidden 64, intermediate 128, experts 8, top-k 2
   replaced  97 nodes by `moe_default`""",
