@@ -94,6 +94,19 @@ def all_of(keys: Keys, experts: int) -> Term:
     return lin((count(keys, integer(e)), 1) for e in range(experts))
 
 
+def rows_counted(number: Term) -> Size | None:
+    """The number of slots, if `number` is the sum of the counts of all experts."""
+    owners = {t.args[0] for t, _ in number.args[1] if t.op == "count"} if number.op == "lin" else set()
+    if len(owners) != 1:
+        return None
+    (keys,) = owners
+    experts = bound(keys.body)
+    sizes = [v.args[1] for v in keys.variables if v.op == "var"]
+    if not isinstance(experts, int) or number is not all_of(keys, experts) or RECEIVED in sizes:
+        return None
+    return product(sizes)
+
+
 @dataclass(frozen=True)
 class Sort:
     """The order that sorts a flattened tensor of keys: sorted position -> position before."""
@@ -129,6 +142,10 @@ class Sort:
             return None
         return radix([found.get(v, v) for v in self.variables], self.sizes)
 
+    def limit(self, inverse: bool) -> Size:
+        """How many positions there are, before sorting as after."""
+        return self.size
+
     def rows_are(self, number: Term, inverse: bool) -> bool:
         """Whether `number` is how many rows are sorted: all positions, before and after, are smaller."""
         experts = bound(self.body)
@@ -156,9 +173,10 @@ class Exchange:
     local_experts: int
     keys_sent: Keys
 
-    @property
-    def size(self) -> None:
-        return None
+    def limit(self, inverse: bool) -> Size | None:
+        """How many rows a sender has; how many arrive (`inverse`) is data."""
+        sizes = [v.args[1] for v in self.keys_sent.variables if v.op == "var"]
+        return None if inverse or RECEIVED in sizes else product(sizes)
 
     @cached_property
     def local_keys(self) -> Keys:

@@ -9,8 +9,10 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Node
+from torch.utils._sympy.functions import FloorDiv
 
-from mokfx.passes.terms import Size, Term, as_size, integer, lin, make
+from mokfx.passes.bijections import rows_counted
+from mokfx.passes.terms import Size, Term, as_size, integer, lin, make, quotient
 from mokfx.passes.value import Leaf, Value, leaf_value
 
 
@@ -37,6 +39,8 @@ class Facts:
         self._views: dict[int, View] = {}
         self._versions: dict[int, int] = {}
         self._scalars: dict[sympy.Expr, Term] = {}
+        self._data: set[sympy.Basic] = set()
+        """The symbols that name numbers read from tensors."""
 
     def version(self, tensor: torch.Tensor) -> int:
         """How often the tensor's storage was changed in place so far."""
@@ -97,6 +101,7 @@ class Facts:
         if isinstance(number, torch.SymInt):
             # Under its own name and under the one that torch may have found equal to it since.
             self._scalars[number.node._expr] = term
+            self._data |= number.node._expr.free_symbols
             self._scalars.setdefault(number.node.expr, term)
 
     def rename_scalar(self, old: torch.SymInt, new: torch.SymInt) -> None:
@@ -107,11 +112,13 @@ class Facts:
         """What `old` means, `new` means too."""
         if old != new and old in self._scalars and isinstance(new, sympy.Expr):
             self._scalars.setdefault(new, self._scalars[old])
+            self._data |= new.free_symbols
 
     def set_size(self, size: Size, term: Term) -> None:
         """Record what a size that is data means."""
         if isinstance(size, sympy.Expr):
             self._scalars[size] = term
+            self._data |= size.free_symbols
 
     def scalar(self, number: Any) -> Term:
         """An integer of the program as a term: known sizes and offsets become counts of rows."""
@@ -120,6 +127,17 @@ class Facts:
             if not _has_size(named):
                 return named
         return self.size_term(as_size(number))
+
+    def known_size(self, size: Size) -> Size:
+        """A size that the program adds up from the counts of all experts is the number of slots."""
+        if isinstance(size, FloorDiv):
+            whole, by = (self.known_size(_int(part)) for part in size.args)
+            share = quotient(whole, by)
+            return size if share is None else share
+        if isinstance(size, int) or not (size.free_symbols & self._data):
+            return size
+        total = rows_counted(self.size_term(size))
+        return size if total is None else total
 
     def size_term(self, size: Size) -> Term:
         if isinstance(size, int):

@@ -21,8 +21,8 @@ from mokfx.passes.layer import Layer
 from mokfx.passes.owners import ids_behind
 from mokfx.passes.recognise import Refusal, recognise
 from mokfx.passes.rules.table import RULES, Call
-from mokfx.passes.terms import apply
-from mokfx.passes.value import Leaf, Value, leaf_value, resized
+from mokfx.passes.terms import Size, apply
+from mokfx.passes.value import Leaf, Value, leaf_value, resized, size_of
 
 assert rules
 
@@ -43,6 +43,8 @@ class Found:
     layer: Layer
     tensor: torch.Tensor
     node: Node
+    shape: tuple[Size, ...]
+    """The tensor's sizes, where they are counts of all rows as the number that they must be."""
 
 
 class Tracker(TorchDispatchMode):
@@ -208,7 +210,7 @@ class Tracker(TorchDispatchMode):
         if isinstance(layer, Refusal):
             self.refusals.append((self.node, layer, ids_behind(value.body)))
         elif layer is not None:
-            self.found.append(Found(layer, out, self.node))
+            self.found.append(Found(layer, out, self.node, tuple(size_of(axis) for axis in value.axes)))
             self.facts.leaf(out, self.node, layer=layer, definition=value)
 
     def _inputs(self, call: Call) -> list[Value]:

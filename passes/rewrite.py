@@ -164,7 +164,7 @@ def _check_same(node: Node, tensor: torch.Tensor, region: Region) -> None:
     for name, got, want in (
         ("dtype", value.dtype, tensor.dtype),
         ("device", value.device, tensor.device),
-        ("shape", shape_of(value), shape_of(tensor)),
+        ("shape", shape_of(value), region.found.shape),
     ):
         if got != want:
             raise NotLegal(f"the op's output has {name} {got}, the layer's has {want}", region.found.node)

@@ -247,7 +247,7 @@ def _all_rows(variable: Term, body: Term, into: Solution) -> Term:
     """A variable that no index mentions: all its rows meet in one target, counted in the order before sorting."""
     other = var(variable.args[1])
     for bijection in body.perms:
-        if perm(bijection, False, variable) in _subterms(body) and bijection.size == variable.args[1]:
+        if perm(bijection, False, variable) in _subterms(body) and bijection.limit(False) == variable.args[1]:
             into.mapping[variable] = perm(bijection, True, other)
             return other
     into.mapping[variable] = other

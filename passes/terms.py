@@ -245,7 +245,7 @@ def bound(term: Term) -> Size | None:
     if op == "var":
         return args[1]
     if op == "perm":
-        return args[0].size
+        return args[0].limit(args[1])
     if op == "swap":
         return args[1]
     if op == "sender":

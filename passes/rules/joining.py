@@ -17,6 +17,7 @@ from mokfx.passes.terms import (
     count,
     delta,
     integer,
+    lin,
     lt,
     minus,
     mul,

@@ -91,7 +91,7 @@ class Call:
     @property
     def shape(self) -> tuple[Size, ...]:
         """The output's sizes."""
-        return shape_of(self.out)
+        return tuple(map(self.facts.known_size, shape_of(self.out)))
 
     @property
     def is_float(self) -> bool:
