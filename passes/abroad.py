@@ -14,7 +14,9 @@ from mokfx.passes.terms import Substitution, Term, at, children_of, make, rebuil
 
 LOCAL = frozenset("at perm seg count start running sender block_start peer".split())
 """Terms whose value depends on the rank."""
-WHOLE = frozenset("at perm seg count start running sender block_start peer lin div mod choose delta lt nonzero".split())
+WHOLE = frozenset(
+    "at perm seg count start running sender block_start peer lin div mod choose delta lt nonzero".split()
+)
 """Terms that travel as one."""
 
 

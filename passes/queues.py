@@ -103,7 +103,11 @@ def flat_place(index: Term) -> FlatPlace | None:
         return None
     block = minus(kept, condition.args[0])
     key, stride = block.args[1][0] if block.op == "lin" else (block, 1)
-    if lin([(key, stride)]) is not block or key is not place.key or not at_most(condition.args[1].args[0], stride):
+    if (
+        lin([(key, stride)]) is not block
+        or key is not place.key
+        or not at_most(condition.args[1].args[0], stride)
+    ):
         return None
     return FlatPlace(place, condition.args[1], stride, overflow)
 
@@ -124,7 +128,7 @@ def find(variable: Term, body: Term) -> Term | None:
             whole = _whole(place, variables)
             if whole is None:
                 continue
-            row = perm(place.order, False, plus(start(place.order.keys, expert), queue))
+            row: Term = perm(place.order, False, plus(start(place.order.keys, expert), queue))
             mapping = dict(zip(whole, unflatten(row, [v.args[1] for v in whole]), strict=True))
             known = [lt(queue, f.args[1]) for f in factors if f.op == "lt" and f.args[0] is index]
             left = [f for f in factors if f is not asked and not _says(f, place, expert, index)]
@@ -206,4 +210,3 @@ def _where(condition: Term, known: Term, left: Sequence[Term], mapping: Substitu
     for f in filled:
         term = valid(substitute(f, mapping), term)
     return term
-
