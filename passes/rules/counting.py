@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mokfx.passes.bijections import keys_of, sort_of
+from mokfx.passes.bijections import all_of, keys_of, sort_of
 from mokfx.passes.facts import shape_of
 from mokfx.passes.rules.table import Call, rule
 from mokfx.passes.sums import open_sum, total
@@ -207,12 +207,23 @@ def _segments(call: Call, values: Value | None, repeats: Value) -> Value | None:
     found = _key_of_row(repeats.body, axis, row)
     if found is None:
         return None
+    call.facts.set_size(call.shape[0], _all_rows(repeats.body, axis))
     if values is None:
         return Value((new,), substitute(position(axis), found))
     parts = [substitute(v, found) for v in axis]
     where = radix(parts, [v.args[1] for v in axis])
     body = substitute(values.body, values.bind(0, where))
     return Value((new,), body)
+
+
+def _all_rows(body: Term, axis: tuple[Term, ...]) -> Term:
+    """The sum of the segments' lengths."""
+    received = received_from(body)
+    if received is not None and len(axis) == 2:
+        return all_of(received[0].local_keys, received[0].local_experts)
+    for variable in reversed(axis):
+        body = total(variable, body)
+    return body
 
 
 def _key_of_row(body: Term, axis: tuple[Term, ...], row: Term) -> dict[Term, Term] | None:

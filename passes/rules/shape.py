@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mokfx.passes.bijections import Keys, all_of
 from mokfx.passes.facts import shape_of
 from mokfx.passes.rules.table import Call, rule, write_back
 from mokfx.passes.scatter import write_segment
-from mokfx.passes.terms import Size, Term, apply, integer, lin, minus, plus, product, start, substitute
+from mokfx.passes.terms import Size, Term, apply, bound, integer, lin, minus, plus, product, start, substitute
 from mokfx.passes.value import Axis, Value, axis_of, permute, position, reshape
 
 
@@ -138,10 +139,15 @@ def _measure(call: Call, dim: int, begin: Term, size: Size) -> None:
         return
     length = minus(call.number("end"), begin)
     if length.op == "count" and start(*length.args) is begin:
-        variables = length.args[0].variables
-        rows = product(v.args[1] for v in variables if v.op == "var")
-        if rows == shape_of(call["self"])[dim]:  # else the slice may end before the key's rows do
+        if _holds_all(call, length.args[0], shape_of(call["self"])[dim]):
             call.facts.set_size(size, length)
+
+
+def _holds_all(call: Call, keys: Keys, size: Size) -> bool:
+    """Whether a dimension holds a row for each key: else a slice may end before the rows that it names do."""
+    experts = bound(keys.body)
+    counted = isinstance(experts, int) and call.facts.size_term(size) is all_of(keys, experts)
+    return counted or product(v.args[1] for v in keys.variables if v.op == "var") == size
 
 
 def _begin(call: Call, dim: int) -> Term | None:
