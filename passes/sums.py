@@ -94,12 +94,11 @@ def _pick_inside(variable: Term, body: Term) -> Term | None:
 def _in_range(index: Term, variable: Term) -> list[Term]:
     """The factor that keeps `delta(v, index)` zero where `index` is outside the range of `v`.
 
-    An expert id is inside by contract: -1 marks a dropped slot here and in the op alike.
+    An expert id of unknown range is inside by contract: -1 marks a dropped slot here and in the op alike.
     """
     limit = bound(index)
-    if index.op in ("at", "seg") or (limit is not None and at_most(limit, variable.args[1])):
-        return []
-    return [lt(index, integer(variable.args[1]))]
+    inside = index.op in ("at", "seg") if limit is None else at_most(limit, variable.args[1])
+    return [] if inside else [lt(index, integer(variable.args[1]))]
 
 
 def _find(variable: Term, body: Term) -> Term | None:
