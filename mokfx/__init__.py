@@ -7,11 +7,17 @@ mokfx.explain(model, *inputs)           what was recognised, what was left alone
 
 from __future__ import annotations
 
-from mokfx.compile import compile
-from mokfx.errors import MissError, MissWarning, MokError, OptionError
-from mokfx.explain import explain
-from mokfx.passes.outcome import Match, Miss
-from mokfx.report import GraphReport, Report
+import warnings
+
+with warnings.catch_warnings():
+    # Torch's parts that are imported here say so where NumPy is missing; nothing in mokfx needs it.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+
+    from mokfx.compile import compile
+    from mokfx.errors import MissError, MissWarning, MokError, OptionError
+    from mokfx.explain import explain
+    from mokfx.passes.outcome import Match, Miss
+    from mokfx.report import GraphReport, Report
 
 __all__ = [
     "GraphReport",

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from mokfx.demo import run
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
@@ -36,9 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    # Here, so that --help and --version need not wait for torch.
-    from mokfx.demo import run
-
     return run(arguments.ranks, arguments.steps, arguments.seed)
 
 
