@@ -1,8 +1,9 @@
 """Rows of another rank: what an all-to-all with equal splits brings, and takes back.
 
-Block d of a tensor goes to rank d. So a term that came from rank s is a term of rank s, about its tensors and its
-order of slots: such parts are marked with s. They are this rank's own again only where a second exchange takes them
-back to the rank that they came from; whatever else a program does with them, the mark stays, and nothing matches.
+Block d of a tensor goes to rank d. So a term that came from rank s is a term of rank s, about its tensors and
+its order of slots: such parts are marked with s. They are this rank's own again only where a second exchange
+takes them back to the rank that they came from; whatever else a program does with them, the mark stays, and nothing
+matches.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def mark(group: str, ranks: int, source: Term) -> tuple[Any, ...]:
 
 
 def mirrored(marks: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The marks of who reads a row, given the marks of a row that is read: the same exchange, from its other side."""
+    """The marks of who reads a row, given those of the row: the same exchange, from its other side."""
     return tuple((*m[:3], swap(m[1], m[2], m[3])) if is_equal(m) else m for m in marks)
 
 

@@ -22,12 +22,11 @@ from mokfx.passes.terms import (
 )
 from mokfx.passes.value import Leaf, Stack
 
-
 POSITIONS = frozenset(("var", "int", "lin", "count"))
 
 
 def generalise(parts: Sequence[Term], index: Term) -> Term | None:
-    """A term whose value for `index = i` is `parts[i]`, or None: the parts then differ in more than the expert."""
+    """A term whose value for `index = i` is `parts[i]`, or None: the parts differ in more than the expert."""
     first = parts[0]
     if all(part is first for part in parts):
         return first
@@ -93,7 +92,8 @@ def _affine(parts: Sequence[Term], index: Term) -> Term | None:
 
 def _sums(parts: Sequence[Term], index: Term) -> Term | None:
     constant = generalise([integer(part.args[0]) for part in parts], index)
-    columns = list(zip(*(sorted(part.args[1], key=lambda p: (str(p[1]), _shape_of(p[0]))) for part in parts), strict=False))
+    ordered = [sorted(part.args[1], key=lambda p: (str(p[1]), _shape_of(p[0]))) for part in parts]
+    columns = list(zip(*ordered, strict=False))
     if constant is None or any(len(part.args[1]) != len(columns) for part in parts):
         return None
     total = [(constant, 1)]
@@ -158,7 +158,8 @@ def _shape_of(term: Term) -> str:
     """A term without what differs between experts, for putting the parts of a product in one order."""
     if term.op == "at":
         leaf = term.args[0]
-        return f"at{tuple(getattr(getattr(leaf, 'tensor', None), 'shape', ()))}({','.join(map(_shape_of, term.args[2:]))})"
+        shape = tuple(getattr(getattr(leaf, "tensor", None), "shape", ()))
+        return f"at{shape}({','.join(map(_shape_of, term.args[2:]))})"
     if term.op == "int":
         return "#"
     if term.op in ("lin", "var"):

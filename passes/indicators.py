@@ -1,7 +1,7 @@
 """What an indicator tells the other factors of its product: where it is zero, they do not count.
 
-So under `delta(v, X)` a factor may be read at v = X, under any indicator the same indicator inside of a factor is 1,
-and under `lt(P, C)` the index P is a position in a range of C.
+So under `delta(v, X)` a factor may be read at v = X, under any indicator the same indicator inside of a
+factor is 1, and under `lt(P, C)` the index P is a position in a range of C.
 """
 
 from __future__ import annotations
@@ -124,9 +124,8 @@ def _picked(asked: Term) -> tuple[Term, Term] | None:
 
 
 def _given(factor: Term, asked: Term, pick: tuple[Term, Term] | None) -> Term:
-    if pick is not None and factor.op in INDEXED and pick[0] in factor.free:
-        if factor.op != "delta" or pick[0] not in factor.args:
-            factor = substitute(factor, dict((pick,)))
+    if pick is not None and factor.op in INDEXED and not (factor.op == "delta" and pick[0] in factor.args):
+        factor = substitute(factor, dict((pick,)))
     return assume(factor, asked) if asked in factor.inner else factor
 
 
@@ -154,7 +153,7 @@ def asked_in(term: Term) -> frozenset[Term]:
     return term.inner | {f for f in factors_of(term) if f.op in CONDITIONS}
 
 
-# -- choices between two indices -----------------------------------------------------------------------------------
+# -- choices between two indices -----------------------------------------------------------------------------
 
 
 def within(condition: Term, term: Term, read: Callable[[Term], Term]) -> Term:
@@ -211,7 +210,7 @@ def differ(a: Term, b: Term) -> bool:
     )
 
 
-# -- indicators that exclude each other ----------------------------------------------------------------------------
+# -- indicators that exclude each other ----------------------------------------------------------------------
 
 
 def disjoint(terms: list[Term]) -> bool:
@@ -227,9 +226,10 @@ def _excludes(a: Term, b: Term) -> bool:
     for _, x, y in wanted:
         first, second = place_of(x), place_of(y)
         # Equal keys and equal places in one order are one slot.
-        if first is not None and second is not None and first.order == second.order:
-            if (first.key, second.key) in keys and differ(first.slot, second.slot):
-                return True
+        if first is None or second is None or first.order != second.order:
+            continue
+        if (first.key, second.key) in keys and differ(first.slot, second.slot):
+            return True
     return False
 
 
@@ -237,9 +237,9 @@ def disjoint_over(variable: Term, term: Term) -> bool:
     """Whether at most one value of a variable leaves a product of indicators not zero."""
     wanted = [(v, x) for v, x in _wanted(term) if v is not variable]
     for _, x in wanted:
-        if x.op == "at" and getattr(x.args[0], "distinct", False) and x.args[-1] is variable:
-            if not any(variable in row.free for row in x.args[2:-1]):
-                return True
+        choice = x.args[-1] if x.op == "at" and getattr(x.args[0], "distinct", False) else None
+        if choice is variable and not any(variable in row.free for row in x.args[2:-1]):
+            return True
         place = place_of(x)
         if place is not None and any(key is place.key for _, key in wanted):
             parts = [t for t in _parts(place.slot) if variable in t.free]

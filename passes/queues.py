@@ -1,4 +1,4 @@
-"""Places in the queue of an expert: running counts over columns of choices, and sums that find who has a place."""
+"""Places in an expert's queue: running counts over columns of choices, and sums that find who has a place."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Behind:
 def behind(term: Term) -> Behind | None:
     """What a running count down one column of `ids [..., k]` is part of, if k > 1.
 
-    Let `ids` be read choice by choice: all first choices in token order, then all second ones, and so on; slot
-    `j * T + t` is choice j of token t. The slots up to and including it that chose e are those of the columns before
-    j that chose e, and those of column j up to and including t:
+    Let `ids` be read choice by choice: all first choices in token order, then all second ones, and so on;
+    slot `j * T + t` is choice j of token t. The slots up to and including it that chose e are those of the
+    columns before j that chose e, and those of column j up to and including t:
 
         running[all columns](e, j * T + t) = sum_{i < j} count[column i](e) + running[column j](e, t)
 
-    So counting a column down from what the earlier columns hold gives places in one stable order of all slots. For
-    the first column nothing is missing. A column that is counted down from nothing has no such form.
+    So counting a column down from what the earlier columns hold gives places in one stable order of all
+    slots. For the first column nothing is missing. A column that is counted down from nothing has no such form.
     """
     order, key, position = term.args
     body = order.body
@@ -77,7 +77,7 @@ def behind(term: Term) -> Behind | None:
 
 @dataclass(frozen=True)
 class FlatPlace:
-    """`choose(lt(place, limit), key * stride + place, overflow)`: a row of its own for each slot that is kept."""
+    """`choose(lt(place, limit), key * stride + place, overflow)`: a row of its own for each kept slot."""
 
     place: Place
     limit: Term
@@ -137,14 +137,14 @@ def find(variable: Term, body: Term) -> Term | None:
 
 
 def _asks(factor: Term) -> Sequence[tuple[Term, Term]]:
-    """`(index, queue)` for an indicator that an index is a place in a queue; one place long, it has place 0."""
+    """`(index, queue)` for an indicator that an index is a place; in a queue one place long it is 0."""
     if factor.op == "lt":
         return [(factor.args[0], integer(0))] if factor.args[1] is integer(1) else []
     return [factor.args, factor.args[::-1]] if factor.op == "delta" else []
 
 
 def _over_slots(variable: Term, body: Term) -> tuple[frozenset[Term], Term]:
-    """All variables that a sum over `variable` ranges over, a sum over the choices inside included, and its body."""
+    """All variables that a sum ranges over, those of sums inside included, and its body."""
     from mokfx.passes.sums import open_sum
 
     variables = {variable}

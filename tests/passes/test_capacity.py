@@ -44,7 +44,7 @@ def test_one_call(whole: str, products: str) -> None:
 @pytest.mark.parametrize("tokens", [0, 1, 3, 7, 23, 40])
 @pytest.mark.parametrize("whole", CAPACITY)
 def test_sizes(whole: str, tokens: int) -> None:
-    """Also queues that are one place long. Of a single token torch makes a graph of its own, which need not match."""
+    """Also queues one place long. Of a single token torch makes a graph of its own, which need not match."""
     layer = build(spelled(whole), Sizes(tokens=tokens))
     x, token_ids = layer.example()
     with compiled(layer) as (function, record):
@@ -55,7 +55,7 @@ def test_sizes(whole: str, tokens: int) -> None:
 
 @pytest.mark.parametrize("whole", ["einsum_gshard", "einsum_queue", "einsum_queue_choice"])
 def test_capacity_follows_the_tokens(whole: str) -> None:
-    """The capacity is the number that the graph computes. (Where `one_hot` is C wide, torch fixes C in each graph.)"""
+    """The capacity is a number that the graph computes. (Where `one_hot` is C wide, torch fixes C.)"""
     layer = build(spelled(whole))
     with compiled(layer, dynamic=True) as (function, record):
         for tokens in (40, 17, 23):
@@ -91,7 +91,7 @@ def test_two_ranks() -> None:
         assert found and all(calls == 1 for _, calls in found), found
 
 
-# -- what only looks like it -----------------------------------------------------------------------------------
+# -- what only looks like it ------------------------------------------------------------------------------
 
 EXPERTS, HIDDEN, CAP = 4, 8, 5
 
@@ -232,8 +232,9 @@ def present_cancelled(ids: Tensor, weights: Tensor) -> Masks:
 
 
 BENT = [
-    off_by_one, one_place_later, combined_one_later, other_order, counted_apart, behind_themselves, swapped_weights,
-    cut_by_first, two_capacities, wrong_experts, present_gate, reversed_tokens, present_cancelled,
+    off_by_one, one_place_later, combined_one_later, other_order, counted_apart, behind_themselves,
+    swapped_weights, cut_by_first, two_capacities, wrong_experts, present_gate, reversed_tokens,
+    present_cancelled,
 ]  # fmt: skip
 
 
