@@ -58,10 +58,30 @@ def graphs_in(module: GraphModule) -> Iterator[GraphModule]:
             yield from graphs_in(child)
 
 
+ROUTING = frozenset(
+    "topk sort argsort argmax max nonzero where one_hot eq bincount histc unique scatter scatter_ scatter_add scatter_add_"
+    " index_add index_add_ index_put index_put_ gather take_along_dim all_to_all_single".split()
+)
+"""What a program calls to choose experts or to send rows to them. A graph with none of it is not read."""
+
+
+def may_hold_layer(module: GraphModule) -> bool:
+    """Whether a graph is worth reading: it has a call that routes, or indexes with a tensor."""
+    return any(_routes(node) for node in module.graph.nodes if node.op.startswith("call_"))
+
+
+def _routes(node: Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    if name == "getitem":
+        index = node.args[1]
+        return any(isinstance(i, Node) for i in (index if isinstance(index, tuple) else (index,)))
+    return name.split(".")[0] in ROUTING or "grouped_mm" in name
+
+
 def _rewrite_one(module: GraphModule, provider_check: ProviderCheck | None) -> tuple[list[Match], list[Miss]]:
     placeholders = [n.meta.get("example_value") for n in module.graph.nodes if n.op == "placeholder"]
     fake_mode = _fake_mode(placeholders)
-    if fake_mode is None or any(value is None for value in placeholders):
+    if fake_mode is None or any(value is None for value in placeholders) or not may_hold_layer(module):
         return [], []
     tracker = Tracker(gradients=torch.is_grad_enabled())
     run = GraphRun(module, tracker)
