@@ -88,6 +88,8 @@ class _Recognition:
         self.value = value
         self.choice = integer(0)
         self.ids: Operand | None = None
+        self.visited: set[int] = set()
+        """How many experts a loop visits whose ids do not tell how many there are: some of them are no layer."""
         *self.token_axes, hidden = value.axes
         self.token = radix([v for a in self.token_axes for v in a], [s for a in self.token_axes for s in sizes(a)])
         self.hidden = position(hidden)
@@ -124,7 +126,7 @@ class _Recognition:
         intermediate = _extent(found.down)
         found = fuse(found, intermediate)
         num_experts = num_experts if num_experts is not None else _count_experts(found, ranks)
-        self.check_experts(found, num_experts, ranks, complete)
+        self.check_experts(found, num_experts, ranks)
         weights = scope.weight
         if scale != 1.0:
             if weights is None:
@@ -202,6 +204,8 @@ class _Recognition:
         known = bound(key)
         if known is not None and len(experts) != known:
             raise NotRecognised(f"it sums over {len(experts)} of {known} experts", 1)
+        if known is None:
+            self.visited.add(len(experts))
         whole = generalise([body for _, body in ordered], key)
         if whole is None:
             raise NotRecognised(
@@ -323,8 +327,10 @@ class _Recognition:
             raise NotRecognised("an expert's places are given in another order than by token or by choice", 3)
         return Capacity(limit, orders[0])
 
-    def check_experts(self, found: Network, num_experts: Size, ranks: int, complete: bool) -> None:
+    def check_experts(self, found: Network, num_experts: Size, ranks: int) -> None:
         assert self.ids is not None
+        if self.visited - {num_experts}:
+            raise NotRecognised(f"the loop visits {min(self.visited)} of the {num_experts} experts whose weights it reads", 1)
         local = num_experts // ranks if isinstance(num_experts, int) else num_experts
         for matrix in found.matrices():
             if matrix.expert is None and local != 1:
