@@ -105,6 +105,7 @@ def _rewrite_one(module: GraphModule, provider_check: ProviderCheck | None) -> t
         erase(module.graph, region)
         needs = Dependencies(module.graph, run, tracker)
     if matches:
+        module.delete_all_unused_submodules()  # the bodies of functions that are gone
         module.graph.lint()
         module.recompile()
     return matches, near_misses(tracker, refused, covered)
