@@ -2,8 +2,8 @@
 
 Block d of a tensor goes to rank d. So a term that came from rank s is a term of rank s, about its tensors and
 its order of slots: such parts are marked with s. They are this rank's own again only where a second exchange
-takes them back to the rank that they came from; whatever else a program does with them, the mark stays, and nothing
-matches.
+takes them back to the rank that they came from; whatever else a program does with them, the mark stays, and
+nothing matches.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from typing import Any, ClassVar
 
 from mokfx.passes.terms import Substitution, Term, at, children_of, make, rebuild, substitute, swap
 
-LOCAL = frozenset("at perm seg count start running sender block_start peer".split())
+LOCAL = frozenset(("at", "perm", "seg", "count", "start", "running", "sender", "block_start", "peer"))
 """Terms whose value depends on the rank."""
-WHOLE = frozenset(
-    "at perm seg count start running sender block_start peer lin div mod choose delta lt nonzero".split()
-)
+WHOLE = LOCAL | {"lin", "div", "mod", "choose", "delta", "lt", "nonzero"}
 """Terms that travel as one."""
 
 

@@ -11,8 +11,8 @@ def presence(term: Term, floating: bool) -> Term | None:
     """1 where `term` is not 0, else 0; None unless at most one of the terms of a sum is not 0.
 
     The weight itself stays as the factor `nonzero(weight)`: a weight that is exactly 0 leaves its place
-    empty, and times that weight an empty place gives what the token's row would give, 0. (Only the gradient of
-    such a weight is another: the op gives that of the token's row.)
+    empty, and times that weight an empty place gives what the token's row would give, 0. (Only the gradient
+    of such a weight is another: the op gives that of the token's row.)
     """
     if term.op in CONDITIONS:
         return term

@@ -55,7 +55,8 @@ def behind(term: Term) -> Behind | None:
         running[all columns](e, j * T + t) = sum_{i < j} count[column i](e) + running[column j](e, t)
 
     So counting a column down from what the earlier columns hold gives places in one stable order of all
-    slots. For the first column nothing is missing. A column that is counted down from nothing has no such form.
+    slots. For the first column nothing is missing. A column that is counted down from nothing has no
+    such form.
     """
     order, key, position = term.args
     body = order.body
