@@ -183,7 +183,8 @@ def _column(term: Term) -> int:
 def _expert(place: Place, factors: Sequence[Term]) -> Term | None:
     for f in factors:
         if f.op == "delta" and place.key in f.args:
-            return f.args[1] if f.args[0] is place.key else f.args[0]
+            expert: Term = f.args[1] if f.args[0] is place.key else f.args[0]
+            return expert
     return None
 
 
