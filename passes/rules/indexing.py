@@ -36,14 +36,14 @@ def embedding(call: Call) -> Value | None:
     return _read(call.tracker.given(call["weight"]), {0: call.value("indices")})
 
 
-def _looked_up(call: Call, value: Value) -> Value:
+def _looked_up(call: Call, value: Value | None) -> Value | None:
     """What is read at positions that are data: a number for each position is data of its own.
 
     Such are the expert ids of a hash layer, and router weights picked from all experts' scores. A whole row for each
     position is not: it may be an expert's weight.
     """
-    body = value.body
-    if body.routed or not body.looked_up or body.op != "at":
+    body = ZERO if value is None else value.body
+    if value is None or body.routed or not body.looked_up or body.op != "at":
         return value
     data = frozenset[Term]().union(*(i.free for i in body.args[2:] if i.op == "at"))
     if call.is_float and data != frozenset(v for axis in value.axes for v in axis):
