@@ -28,7 +28,7 @@ class Params(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("x", "ids", "weights", "y", "slot_outputs", "row_token", "slot_row")
         ),
-        *((name, ctypes.c_void_p) for name in ("histogram", "ready", "state", "fault", "trace")),
+        *((name, ctypes.c_void_p) for name in ("histogram", "ready", "state", "fault", "trace", "listed")),
         ("x_stride", ctypes.c_longlong),
         *(
             (name, ctypes.c_int)
@@ -36,7 +36,7 @@ class Params(ctypes.Structure):
         ),
         *((name, ctypes.c_int) for name in ("wide_ids", "weight_kind")),
         ("patience", ctypes.c_uint),
-        ("reserved", ctypes.c_int * 12),
+        ("reserved", ctypes.c_int * 10),
     )
 
 

@@ -52,9 +52,21 @@ __device__ void announce_tiles(const Params& p, Shared& s) {
 
 // ---- warp 0, one lane: weights for all tiles, rows of `hidden` for down
 
-template <bool N_MAJOR>  // 64 columns x 64 k of one expert's weight, the i-th of the stage
-__device__ __forceinline__ void load_weight(const TensorMap* map, uint64_t* full, Stage& stage, int i, int column, int k, int expert) {
-    tma_load(map, full, stage.b + i * 64 * TILE_K, N_MAJOR ? column : k, N_MAJOR ? k : column, expert);
+struct ExpertMaps {  // of one expert's weights: its own if they are listed, its slice of the stacks' if not
+    const TensorMap *gate, *up, *down;
+    int slice;
+    __device__ __forceinline__ ExpertMaps(const Params& p, int expert) : gate(&p.gate), up(&p.up), down(&p.down), slice(expert) {
+        if (p.listed == nullptr) return;
+        gate = p.listed + expert;
+        up = gate + p.experts;
+        down = up + p.experts;
+        slice = 0;
+    }
+};
+
+template <bool N_MAJOR>  // 64 columns x 64 k, the i-th of the stage
+__device__ __forceinline__ void load_weight(const TensorMap* map, uint64_t* full, Stage& stage, int i, int column, int k, int slice) {
+    tma_load(map, full, stage.b + i * 64 * TILE_K, N_MAJOR ? column : k, N_MAJOR ? k : column, slice);
 }
 
 template <bool UP_N_MAJOR, bool DOWN_N_MAJOR>
@@ -64,6 +76,7 @@ __device__ void load_tiles(const Params& p, Shared& s) {
         const Tile tile = take_tile(p, s, parity);
         if (tile.phase == END) return;
         const int steps = steps_of(p, tile);
+        const ExpertMaps maps(p, tile.expert);
         if (tile.phase == DOWN) {
             wait_count(p, p.ready + tile.flag, CONSUMERS * up_columns(p), HIDDEN);
             fence_proxy_global();
@@ -77,7 +90,7 @@ __device__ void load_tiles(const Params& p, Shared& s) {
                 arrive_expect(full, sizeof(stage.b));
 #pragma unroll
                 for (int i = 0; i < 4; i++)  // gate, up, gate, up
-                    load_weight<UP_N_MAJOR>(i % 2 ? &p.up : &p.gate, full, stage, i, tile.column * 128 + i / 2 * 64, k, tile.expert);
+                    load_weight<UP_N_MAJOR>(i % 2 ? maps.up : maps.gate, full, stage, i, tile.column * 128 + i / 2 * 64, k, maps.slice);
             } else {
                 arrive_expect(full, sizeof(stage.b) + tile.units * UNIT * TILE_K * sizeof(__nv_bfloat16));
                 arrive(full, GATHERERS);
@@ -85,7 +98,7 @@ __device__ void load_tiles(const Params& p, Shared& s) {
                     tma_load(&p.hidden, full, stage.a + u * UNIT * TILE_K, k, tile.row + u * UNIT);
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    load_weight<DOWN_N_MAJOR>(&p.down, full, stage, i, tile.column * TILE_N + i * 64, k, tile.expert);
+                    load_weight<DOWN_N_MAJOR>(maps.down, full, stage, i, tile.column * TILE_N + i * 64, k, maps.slice);
             }
         }
     }

@@ -4,78 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .driver import THREADS, Params, kernel, launch, tensor_map
+from .driver import MAP_BYTES, THREADS, Params, kernel, launch, tensor_map
+from .weights import Matrices, map_table
 
 UNIT, MAX_EXPERTS, MAX_CHOICES, MAX_UNITS = 64, 512, 32, 2**16 - 1  # as in layout.cuh and combine.cuh
 WEIGHT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 TICK = 2**32 / 1e9  # seconds; the kernel's deadlines count these
 TRACE_EVENTS = 1024
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Equally spaced bf16 matrices [in, out] of E experts, wherever they lie. Strides count values."""
-
-    address: int
-    experts: int
-    rows: int
-    columns: int
-    expert_stride: int
-    row_stride: int
-    column_stride: int
-
-    @property
-    def n_major(self) -> bool:
-        """The out columns lie side by side ([in, out] storage), not the in rows."""
-        return self.column_stride == 1
-
-    def map(self) -> bytes:
-        """Its TMA map: the contiguous dimension, the other one, experts."""
-        if self.n_major:
-            sizes, inner = (self.columns, self.rows, self.experts), self.row_stride
-        else:
-            sizes, inner = (self.rows, self.columns, self.experts), self.column_stride
-        return tensor_map(self.address, sizes, (inner, self.expert_stride))
-
-
-def stack(weights: Sequence[Tensor], *, with_address: bool = True) -> Stack | str:
-    """One stacked tensor [E, in, out] as a Stack, or why the kernel cannot read it in place.
-
-    Without an address, which fake tensors have not, only shape and strides are looked at.
-    """
-    if len(weights) != 1 or weights[0].dim() != 3:
-        return "its expert weights are listed one by one, and only stacked ones are built"
-    weight = weights[0]
-    spacing, *strides = weight.stride()
-    if 1 not in strides:
-        return f"expert weights with strides {tuple(weight.stride())}: neither in nor out lies side by side"
-    outer = strides[0] if strides[1] == 1 else strides[1]
-    if weight.shape[0] == 1:
-        spacing = outer * 8  # of no meaning then, and often 0
-    address = weight.data_ptr() if with_address else 0
-    if spacing <= 0 or outer <= 0 or outer % 8 or spacing % 8 or address % 16:
-        return f"expert weights with strides {tuple(weight.stride())} at an address that TMA cannot read"
-    experts, rows, columns = weight.shape
-    return Stack(address, experts, rows, columns, spacing, strides[0], strides[1])
-
-
-def gate_and_up(
-    gate: Sequence[Tensor], up: Sequence[Tensor], layout: str
-) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Gate and up as views of their own, for every layout of the op (see mokfx.ops.schema)."""
-    if layout == "apart":
-        return gate, up
-    if layout == "interleaved":
-        return [w[..., 0::2] for w in gate], [w[..., 1::2] for w in gate]
-    half = gate[0].shape[-1] // 2
-    halves = [w[..., :half] for w in gate], [w[..., half:] for w in gate]
-    return halves if layout == "gate_up" else (halves[1], halves[0])
 
 
 _STATES: dict[tuple[int, int], Tensor] = {}
@@ -153,9 +92,9 @@ def forward(
     x: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
-    gate: Stack,
-    up: Stack,
-    down: Stack,
+    gate: Matrices,
+    up: Matrices,
+    down: Matrices,
     *,
     timeout: float = 60.0,
     trace: Tensor | None = None,
@@ -180,6 +119,7 @@ def forward(
     state = _state(x.device, stream)
     hidden = tensor_map(work.address["hidden"], (inner, work.rows), (inner,))
     outputs = tensor_map(work.address["slot_outputs"], (width, work.rows), (width,))
+    listed = map_table(x.device, gate, up, down) if gate.listed or up.listed or down.listed else None
     params = Params(
         x=x.data_ptr(),
         ids=topk_ids.data_ptr(),
@@ -193,6 +133,7 @@ def forward(
         state=state.data_ptr(),
         fault=fault_record().data_ptr(),
         trace=trace.data_ptr() if trace is not None else None,
+        listed=listed.data_ptr() if listed is not None else None,
         x_stride=x.stride(0),
         tokens=tokens,
         choices=choices,
@@ -206,8 +147,9 @@ def forward(
         patience=max(1, round(timeout / TICK)) + 1,
     )
     base = ctypes.addressof(params)
-    for i, bytes_ in enumerate((gate.map(), up.map(), down.map(), hidden, outputs)):
-        ctypes.memmove(base + i * len(bytes_), bytes_, len(bytes_))
+    stacked = [weights.map() for weights in (gate, up, down)] if listed is None else [bytes(MAP_BYTES)] * 3
+    for i, one in enumerate((*stacked, hidden, outputs)):
+        ctypes.memmove(base + i * MAP_BYTES, one, MAP_BYTES)
     name = "mok_forward_" + "kn"[gate.n_major] + "kn"[down.n_major]
     launch(kernel(device, name, ("MOKFX_TRACE",) if trace is not None else ()), blocks, params, stream)
     return y

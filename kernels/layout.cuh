@@ -16,7 +16,7 @@ constexpr int MAX_EXPERTS = 512;
 constexpr int RASTER = 20;       // row tiles of an expert that are multiplied side by side, so that its weights leave HBM once
 
 struct Params {
-    TensorMap gate, up, down;    // [expert, out, in], boxes of 64 x 64
+    TensorMap gate, up, down;    // [expert, out, in], boxes of 64 x 64; unused if `listed`
     TensorMap hidden, slots;     // [row, column], boxes of 64 x 64; rows are sorted by expert and padded by UNIT
     const __nv_bfloat16* x;      // [tokens, width], rows `x_stride` elements apart
     const void* ids;             // [tokens, choices] int32 or int64
@@ -30,6 +30,7 @@ struct Params {
     uint32_t* state;             // [4], zero before the first launch: grid barrier, next tile, (warpgroup, tile) pairs of `slots` in memory
     uint32_t* fault;             // [4] in host memory: reason, block, thread, what it found
     uint64_t* trace;             // [blocks, TRACE_EVENTS, 2] or null: time and kind of events
+    const TensorMap* listed;     // [3, experts] maps of gate, up, down of each expert, or null: weights are stacked
     long long x_stride;
     int tokens, choices, experts, width, inner;
     int chunk, chunks;           // slots a block counts and places (a multiple of THREADS), blocks that have some

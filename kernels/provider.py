@@ -9,17 +9,8 @@ import torch
 from torch import Tensor
 
 from . import build
-from .forward import (
-    MAX_CHOICES,
-    MAX_EXPERTS,
-    MAX_UNITS,
-    UNIT,
-    WEIGHT_KINDS,
-    Stack,
-    forward,
-    gate_and_up,
-    stack,
-)
+from .forward import MAX_CHOICES, MAX_EXPERTS, MAX_UNITS, UNIT, WEIGHT_KINDS, forward
+from .weights import Matrices, gate_and_up, matrices
 
 if TYPE_CHECKING:  # kernels depends on nothing of mokfx at run time
     from mokfx.ops.arguments import Call
@@ -84,10 +75,20 @@ def _tokens_reason(slots: int, experts: int) -> str | None:
 
 
 def _layout_reason(call: Call) -> str | None:
-    for weights in (*gate_and_up(call.w_gate, call.w_up, call.gate_up), call.w_down):
-        if isinstance(found := stack(weights, with_address=False), str):
-            return found
-    return None
+    found = _weights(call, with_address=False)
+    return found if isinstance(found, str) else None
+
+
+def _weights(call: Call, with_address: bool) -> tuple[Matrices, Matrices, Matrices] | str:
+    first = gate_and_up(call.w_gate, call.w_up, call.gate_up, with_address=with_address)
+    down = matrices(call.w_down, with_address=with_address)
+    if isinstance(first, str):
+        return first
+    if isinstance(down, str):
+        return down
+    if first[0].n_major != first[1].n_major:
+        return "gate and up are stored in different orders"
+    return next((why for one in (*first, down) if (why := one.unreadable())), (*first, down))
 
 
 def run(call: Call) -> Tensor:
@@ -97,21 +98,16 @@ def run(call: Call) -> Tensor:
     """
     if reason := _tokens_reason(call.topk_ids.numel(), call.num_experts):
         raise RuntimeError(f"mok.moe: provider {NAME!r} cannot run this call: {reason}")
-    gate, up = (_placed(weights) for weights in gate_and_up(call.w_gate, call.w_up, call.gate_up))
+    found = _weights(call, with_address=True)
+    if isinstance(found, str):
+        raise RuntimeError(f"mok.moe: provider {NAME!r} cannot run this call: {found}")
     x = call.x
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous() if x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
     weights = call.topk_weights.contiguous()
     if weights.dtype not in WEIGHT_KINDS:
         weights = weights.float()
-    return forward(x, call.topk_ids.contiguous(), weights, gate, up, _placed(call.w_down))
-
-
-def _placed(weights: object) -> Stack:
-    found = stack(weights)  # type: ignore[arg-type]
-    if isinstance(found, str):
-        raise RuntimeError(f"mok.moe: provider {NAME!r} cannot run this call: {found}")
-    return found
+    return forward(x, call.topk_ids.contiguous(), weights, *found)
 
 
 def backward(grad_y: Tensor, call: Call) -> list[Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import forward as hopper
+from ..kernels.weights import Matrices, gate_and_up, matrices
 from .shapes import Shape
 
 Run = Callable[[], Tensor]
@@ -44,10 +45,10 @@ def make(shape: Shape) -> Layer:
 
 def mok(layer: Layer) -> Run:
     """The fused kernel, from ids to y."""
-    gate, up = hopper.gate_and_up([layer.gate_up], [], "gate_up")
-    stacks = [hopper.stack(w) for w in (gate, up, [layer.down])]
-    assert all(isinstance(stack, hopper.Stack) for stack in stacks), stacks
-    return lambda: hopper.forward(layer.x, layer.ids, layer.weights, *stacks)  # type: ignore[arg-type]
+    first, down = gate_and_up([layer.gate_up], [], "gate_up"), matrices([layer.down])
+    assert isinstance(first, tuple) and isinstance(down, Matrices), (first, down)
+    gate, up = first
+    return lambda: hopper.forward(layer.x, layer.ids, layer.weights, gate, up, down)
 
 
 def _eager(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

@@ -11,14 +11,15 @@ if not torch.cuda.is_available():
     pytest.skip("needs an H100 or H200", allow_module_level=True)
 
 from mokfx.kernels import forward as hopper
+from mokfx.kernels.weights import Matrices, gate_and_up, matrices
 from tests.gpu.moe_case import ROUTINGS, Case, error, make, poison, reference
 
 pytestmark = pytest.mark.gpu
 
 
 def run(case: Case) -> torch.Tensor:
-    gate, up, down = (hopper.stack([w]) for w in (case.gate, case.up, case.down))
-    assert isinstance(gate, hopper.Stack) and isinstance(up, hopper.Stack) and isinstance(down, hopper.Stack)
+    found = [matrices([weight]) for weight in (case.gate, case.up, case.down)]
+    gate, up, down = (weights for weights in found if isinstance(weights, Matrices))
     return hopper.forward(case.x, case.ids, case.weights, gate, up, down, timeout=5.0)
 
 
@@ -73,16 +74,27 @@ def test_weight_and_id_types(dtype: torch.dtype) -> None:
     check(dataclasses.replace(case, weights=case.weights.to(dtype), ids=case.ids.int()))
 
 
+@pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize("layout", ["gate_up", "up_gate", "interleaved"])
-def test_fused_gate_and_up(layout: str) -> None:
+def test_fused_gate_and_up(layout: str, listed: bool) -> None:
     case = make(300, 256, 128, 8, 2)
     if layout == "interleaved":
         fused = torch.stack([case.gate, case.up], -1).flatten(-2)
     else:
         fused = torch.cat([case.gate, case.up] if layout == "gate_up" else [case.up, case.gate], -1)
     fused = fused.transpose(1, 2).contiguous().transpose(1, 2)
-    (gate,), (up,) = hopper.gate_and_up([fused], [], layout)
-    assert torch.equal(run(dataclasses.replace(case, gate=gate, up=up)), run(case))
+    both, down = gate_and_up(list(fused) if listed else [fused], [], layout), matrices([case.down])
+    assert isinstance(both, tuple) and isinstance(down, Matrices)
+    assert torch.equal(hopper.forward(case.x, case.ids, case.weights, *both, down), run(case))
+
+
+@pytest.mark.parametrize("order", ["kk", "kn", "nk", "nn"])
+def test_listed_weights(order: str) -> None:
+    case = make(1000, 256, 192, 24, 4, order=order)
+    lists = [[w[e].clone() for e in range(24)] for w in (case.gate, case.up, case.down)]  # strides are kept
+    gate, up, down = (weights for weights in map(matrices, lists) if isinstance(weights, Matrices))
+    assert gate.listed and len(set(gate.addresses)) == 24
+    assert torch.equal(hopper.forward(case.x, case.ids, case.weights, gate, up, down), run(case))
 
 
 @pytest.mark.parametrize("routing", ["balanced", "zipf"])

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mokfx.kernels import forward, provider
+from mokfx.kernels import provider
+from mokfx.kernels.weights import Matrices, gate_and_up, matrices
 from mokfx.ops.arguments import Call
 
 
@@ -57,9 +58,8 @@ CHANGES: dict[str, Callable[[], dict[str, object]]] = {
     "H is 200": lambda: {"x": torch.empty(5, 200, dtype=torch.bfloat16)},
     "600 experts": lambda: {"num_experts": 600},
     "40 choices": lambda: {"topk_ids": torch.zeros(5, 40, dtype=torch.int64)},
-    "listed one by one": lambda: {"w_down": list(call().w_down[0])},
     "neither in nor out": lambda: {"w_down": [torch.empty(8, 128, 192, 2, dtype=torch.bfloat16)[..., 0]]},
-    "that TMA cannot read": lambda: {"w_down": [torch.empty(8, 128, 193, dtype=torch.bfloat16)[..., :192]]},
+    "not in 16 bytes": lambda: {"w_down": [torch.empty(8, 128, 193, dtype=torch.bfloat16)[..., :192]]},
 }
 
 
@@ -95,15 +95,37 @@ def test_the_backward_says_what_to_do() -> None:
         provider.backward(torch.empty(5, 192), call())
 
 
+def test_listed_weights_are_supported() -> None:
+    assert provider.call_reason(call(w_down=list(call().w_down[0]))) is None
+
+
 def test_stacks_are_read_in_place() -> None:
     weight = torch.empty(8, 128, 192, dtype=torch.bfloat16)  # [E, in, out] side by side
-    found = forward.stack([weight])
-    assert found == forward.Stack(weight.data_ptr(), 8, 128, 192, 128 * 192, 192, 1)
-    assert isinstance(found, forward.Stack) and found.n_major
-    (gate,), (up,) = forward.gate_and_up([weight], [], "up_gate")
-    found = forward.stack([gate])
-    assert found == forward.Stack(weight.data_ptr() + 96 * 2, 8, 128, 96, 128 * 192, 192, 1)
-    assert up.data_ptr() == weight.data_ptr()
-    assert forward.stack([weight.transpose(1, 2)]) == forward.Stack(
-        weight.data_ptr(), 8, 192, 128, 128 * 192, 1, 192
+    start, spacing = weight.data_ptr(), 128 * 192
+    found = matrices([weight])
+    assert found == Matrices((start,), 8, 128, 192, spacing, 192, 1)
+    assert isinstance(found, Matrices) and found.n_major and not found.listed
+    assert gate_and_up([weight], [], "up_gate") == (
+        Matrices((start + 96 * 2,), 8, 128, 96, spacing, 192, 1),
+        Matrices((start,), 8, 128, 96, spacing, 192, 1),
     )
+    assert matrices([weight.transpose(1, 2)]) == Matrices((start,), 8, 192, 128, spacing, 1, 192)
+
+
+def test_lists_are_read_in_place() -> None:
+    weights = [torch.empty(192, 128, dtype=torch.bfloat16).t() for _ in range(3)]  # nn.Linear's, as [in, out]
+    starts = tuple(weight.data_ptr() for weight in weights)
+    assert matrices(weights) == Matrices(starts, 3, 128, 192, 0, 1, 128)
+    both = gate_and_up(weights, [], "interleaved")
+    assert isinstance(both, tuple)
+    assert both[1] == Matrices(tuple(start + 256 for start in starts), 3, 128, 96, 0, 1, 256)
+    assert "different strides" in str(matrices([*weights, torch.empty(128, 192, dtype=torch.bfloat16)]))
+
+
+def test_one_expert_and_expanded_stacks_are_lists() -> None:
+    one = torch.empty(1, 128, 192, dtype=torch.bfloat16)
+    found = matrices([one.expand(4, 128, 192)])
+    assert isinstance(found, Matrices) and found.listed
+    assert found.addresses == (one.data_ptr(),) * 4
+    found = matrices([one])
+    assert isinstance(found, Matrices) and found.listed
