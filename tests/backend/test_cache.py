@@ -98,9 +98,7 @@ def run(source: Path, cache: Path, salt: str) -> dict[str, Any]:
     return result
 
 
-def test_an_unchanged_op_hits_and_a_changed_one_is_not_served_stale(
-    sources: dict[str, Path], tmp_path: Path
-) -> None:
+def test_an_unchanged_op_hits_and_a_changed_one_is_not_served_stale(sources: dict[str, Path], tmp_path: Path) -> None:
     first = run(sources["original"], tmp_path, "salted")
     assert (first["hits"], first["misses"]) == (0, 1)
     again = run(sources["original"], tmp_path, "salted")

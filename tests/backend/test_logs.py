@@ -38,9 +38,7 @@ def test_torch_logs_and_trace(tmp_path: Path) -> None:
 
     (trace,) = tmp_path.iterdir()
     records = [line.partition("] ")[2] for line in trace.read_text().splitlines()]
-    artifacts = [
-        json.loads(record).get("artifact", {}).get("name") for record in records if record.startswith("{")
-    ]
+    artifacts = [json.loads(record).get("artifact", {}).get("name") for record in records if record.startswith("{")]
     for name in ("mok_before_rewrite", "mok_after_rewrite", "mok_match_report"):
         assert artifacts.count(name) == 1, name
     assert trace.read_text().count("mokfx: 1 MoE layer became mok.moe") == 1

@@ -32,9 +32,7 @@ def same_with_gradients(eager: nn.Module, compiled: nn.Module, x: Tensor) -> Non
 @pytest.mark.parametrize("compiler", ["inductor", "aot_eager", "eager"])
 def test_every_layer_becomes_a_call_and_trains(compiler: str) -> None:
     model = TwoMoE()
-    compiled = torch.compile(
-        copy.deepcopy(model), backend="mok", fullgraph=True, options={"mok.compiler": compiler}
-    )
+    compiled = torch.compile(copy.deepcopy(model), backend="mok", fullgraph=True, options={"mok.compiler": compiler})
     assert isinstance(compiled, nn.Module)
     same_with_gradients(model, compiled, tokens(9))
     assert (counters["mok"]["matched"], counters["mok"]["missed"]) == (2, 0)
@@ -56,9 +54,7 @@ def test_what_is_left_of_the_graph() -> None:
 
 def test_a_near_miss_is_left_alone_and_says_where() -> None:
     model = CumsumMoE()
-    compiled = torch.compile(
-        copy.deepcopy(model), backend="mok", fullgraph=True, options={"mok.compiler": "eager"}
-    )
+    compiled = torch.compile(copy.deepcopy(model), backend="mok", fullgraph=True, options={"mok.compiler": "eager"})
     assert isinstance(compiled, nn.Module)
     same_with_gradients(model, compiled, tokens())
     (miss,) = mokfx.explain(compiled, tokens()).misses

@@ -52,9 +52,7 @@ def test_demo_fails_if_compiled_and_eager_differ(
     assert "mokfx demo failed: compiled differs from eager by more than" in capsys.readouterr().err
 
 
-def test_demo_fails_if_a_rank_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_demo_fails_if_a_rank_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(mokfx.demo, "demonstrate", lambda steps, seed: None)
     monkeypatch.setattr(demo_ranks, "MODULE", "mokfx.no_such_module")
     assert mokfx.demo.run(ranks=2, steps=1) == 1

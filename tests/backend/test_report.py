@@ -30,9 +30,7 @@ MATCH = Match(
     kept=("router logits", "counts"),
     erased=118,
 )
-MISS = Miss(
-    "I do not know what this makes of rows sorted by expert", "model.py:57", "rows.cumsum(0)", "cumsum"
-)
+MISS = Miss("I do not know what this makes of rows sorted by expert", "model.py:57", "rows.cumsum(0)", "cumsum")
 BREAK = GraphBreak("Dynamo does not know print.", "model.py:60", "print(x)")
 
 
