@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import sympy
-import torch.distributed as dist
 
+from mokfx.passes.groups import group_rank
 from mokfx.passes.terms import (
     Size,
     Substitution,
@@ -217,25 +217,3 @@ class Exchange:
 
     def __str__(self) -> str:
         return f"the all-to-all over group {self.group!r}"
-
-
-def group_rank(group_name: str) -> int | None:
-    """This process's rank in a group, or None if no such group exists here."""
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    try:
-        group = dist.distributed_c10d._resolve_process_group(group_name)  # type: ignore[arg-type]
-    except (ValueError, RuntimeError, LookupError):
-        return None
-    return dist.get_rank(group)
-
-
-def group_size(group_name: str) -> int | None:
-    """The number of ranks of a group, or None if no such group exists here."""
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    try:
-        group = dist.distributed_c10d._resolve_process_group(group_name)  # type: ignore[arg-type]
-    except (ValueError, RuntimeError, LookupError):
-        return None
-    return dist.get_world_size(group)

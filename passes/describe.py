@@ -61,7 +61,9 @@ def describe_match(region: Region, node: Node, tracker: Tracker) -> Match:
         experts=_experts(layer, calls),
         combine=_combine(layer, calls),
         shared=_shared(layer),
-        capacity="" if layer.capacity is None else f"{layer.capacity.limit} rows an expert, {layer.capacity.order} order",
+        capacity=""
+        if layer.capacity is None
+        else f"{layer.capacity.limit} rows an expert, {layer.capacity.order} order",
         kept=tuple(n.name for n in region.kept),
         erased=len(region.erased),
     )

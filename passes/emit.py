@@ -47,7 +47,7 @@ class Emitter:
             node = self.graph.call_function(target, args, kwargs)
         node.meta["stack_trace"] = self.region.found.node.meta.get("stack_trace")
         flat = torch.fx.map_arg((args, kwargs), self.value)
-        value = target(*flat[0], **flat[1])  # type: ignore[index]
+        value = target(*flat[0], **flat[1])
         node.meta["example_value"] = value
         self.values[node] = value
         self.at = node
@@ -163,7 +163,9 @@ class Emitter:
             order = [present.index(role) for role in wanted]
             swapped = order[:-2] == list(range(len(order) - 2))
             node = (
-                self.call(aten.transpose.int, (node, -2, -1)) if swapped else self.call(aten.permute.default, (node, order))
+                self.call(aten.transpose.int, (node, -2, -1))
+                if swapped
+                else self.call(aten.permute.default, (node, order))
             )
         return self.cast(node, matrix.operand)
 

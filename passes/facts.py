@@ -1,4 +1,4 @@
-"""Which fact holds of which tensor, while a graph runs on fake tensors: aliases, in-place changes, sizes that are data."""
+"""Which fact holds of which tensor while a graph runs: aliases, in-place changes, sizes that are data."""
 
 from __future__ import annotations
 

@@ -86,7 +86,9 @@ def _is_data(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _call_forward(run: GraphRun, function: Function, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _call_forward(
+    run: GraphRun, function: Function, arguments: Sequence[Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The forward graph returns its outputs and what it saves for the backward."""
     results, saved = run.nested(function.forward, arguments)
     return tuple(results) if isinstance(results, tuple | list) else (results,), tuple(saved)

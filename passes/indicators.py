@@ -74,11 +74,7 @@ def not_negative(term: Term) -> bool:
         if any(not_negative(rest) for _, rest in _places_in(term)):
             return True
         constant, parts = term.args
-        positive = (
-            isinstance(constant, int)
-            and constant >= 0
-            and all(isinstance(c, int) and c > 0 for _, c in parts)
-        )
+        positive = isinstance(constant, int) and constant >= 0 and all(isinstance(c, int) and c > 0 for _, c in parts)
         return positive and all(not_negative(t) for t, _ in parts)
     return False
 
@@ -109,9 +105,7 @@ def given(condition: Term, parts: Iterable[Term]) -> Term:
 def _first(asked: Term) -> tuple[Term, Term] | None:
     """Under `lt(P, 1)` the slot is the first of its key: where its rows start is its row."""
     place = place_of(asked.args[0]) if asked.op == "lt" and asked.args[1] is integer(1) else None
-    return (
-        None if place is None else (start(place.order.keys, place.key), perm(place.order, True, place.slot))
-    )
+    return None if place is None else (start(place.order.keys, place.key), perm(place.order, True, place.slot))
 
 
 def _picked(asked: Term) -> tuple[Term, Term] | None:
@@ -205,9 +199,7 @@ def differ(a: Term, b: Term) -> bool:
     if gap.op == "int":
         size = gap.args[0]
         return size != 0 if isinstance(size, int) else bool(size.is_positive or size.is_negative)
-    return any(
-        high.op == "int" and low.op == "var" and lt(low, high) is ONE for low, high in ((a, b), (b, a))
-    )
+    return any(high.op == "int" and low.op == "var" and lt(low, high) is ONE for low, high in ((a, b), (b, a)))
 
 
 # -- indicators that exclude each other ----------------------------------------------------------------------

@@ -15,7 +15,9 @@ from mokfx.passes.terms import Term, children_of
 from mokfx.passes.value import Value
 
 UNREAD = {
-    "_c10d_functional.all_to_all_single": "this all-to-all's splits are not the numbers of rows that routing sends to each rank",
+    "_c10d_functional.all_to_all_single": (
+        "this all-to-all's splits are not the numbers of rows that routing sends to each rank"
+    ),
     "aten.native_dropout": "an expert drops values at random, which the op does not do",
     "aten.bernoulli": "an expert draws random numbers, which the op does not do",
     "aten.native_layer_norm": "an expert normalises its values, which is no part of the networks that the op computes",
@@ -59,7 +61,9 @@ def _best(tracker: Tracker, owner: object, refused: list[tuple[Reason, set[objec
     for node, text in tracker.functions:
         if owner in owners(tracker.function_inputs.get(node, ())):
             return Reason(node, f"an autograd.Function on the rows is not part of a layer: {text}")
-    judged = [(refusal.depth, order[node], node, refusal) for node, refusal, whose in tracker.refusals if owner in whose]
+    judged = [
+        (refusal.depth, order[node], node, refusal) for node, refusal, whose in tracker.refusals if owner in whose
+    ]
     best: Reason | None = None
     if judged:
         depth, _, node, refusal = max(judged, key=lambda item: item[:2])

@@ -9,7 +9,7 @@ import torch
 
 from mokfx.passes.layer import Matrix, Network, Operand
 from mokfx.passes.sums import open_sum
-from mokfx.passes.terms import Size, Term, integer, substitute
+from mokfx.passes.terms import Size, Term, substitute
 from mokfx.passes.value import bind
 
 
@@ -279,11 +279,11 @@ def _gated(parts: list[Term], inner: Term, scope: Scope) -> Network | None:
     return None
 
 
-def _two(gate: Term, up: Term, activation: str, inner: Term, scope: Scope, arguments: tuple[float, ...] = ()) -> Network:
+def _two(
+    gate: Term, up: Term, activation: str, inner: Term, scope: Scope, arguments: tuple[float, ...] = ()
+) -> Network:
     first, second = _linear(gate, inner, scope), _linear(up, inner, scope)
-    return Network(
-        activation, arguments, first.matrix, second.matrix, first.matrix, first.bias, second.bias
-    )
+    return Network(activation, arguments, first.matrix, second.matrix, first.matrix, first.bias, second.bias)
 
 
 def _plain(parts: list[Term], inner: Term, scope: Scope) -> Network | None:
@@ -372,6 +372,3 @@ def describe(term: Term) -> str:
 
 def describe_product(parts: list[Term]) -> str:
     return " * ".join(describe(p) for p in parts)
-
-
-__all__ = ["NotRecognised", "Scope", "expanded", "factors", "fuse", "integer", "network", "operand_of"]

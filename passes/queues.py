@@ -104,11 +104,7 @@ def flat_place(index: Term) -> FlatPlace | None:
         return None
     block = minus(kept, condition.args[0])
     key, stride = block.args[1][0] if block.op == "lin" else (block, 1)
-    if (
-        lin([(key, stride)]) is not block
-        or key is not place.key
-        or not at_most(condition.args[1].args[0], stride)
-    ):
+    if lin([(key, stride)]) is not block or key is not place.key or not at_most(condition.args[1].args[0], stride):
         return None
     return FlatPlace(place, condition.args[1], stride, overflow)
 

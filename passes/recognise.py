@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from mokfx.passes.abroad import is_equal
 from mokfx.passes.bijections import Exchange, Sort
+from mokfx.passes.facts import shape_of
 from mokfx.passes.generalise import generalise
+from mokfx.passes.indicators import place_of
 from mokfx.passes.layer import Capacity, Layer, Matrix, Network, Operand
 from mokfx.passes.network import (
     NotRecognised,
@@ -24,15 +26,12 @@ from mokfx.passes.network import (
     network,
     operand_of,
 )
-from mokfx.passes.indicators import place_of
 from mokfx.passes.sums import open_sum
 from mokfx.passes.terms import (
-    ONE,
     Size,
     Term,
     add,
     bound,
-    const,
     div,
     integer,
     lin,
@@ -44,7 +43,6 @@ from mokfx.passes.terms import (
     terms_of,
     var,
 )
-from mokfx.passes.facts import shape_of
 from mokfx.passes.value import Leaf, Stack, Value, position, size_of, sizes
 
 
@@ -132,7 +130,9 @@ class _Recognition:
             if weights is None:
                 raise NotRecognised("the sum over the choices is scaled by a constant, without a router weight", 4)
             weights = Operand(weights.leaf, weights.index, weights.casts, scale)
-        group = exchange.group if isinstance(exchange, Exchange) else exchange[1] if exchange else None
+        group = (
+            exchange.group if isinstance(exchange, Exchange) else exchange[1] if isinstance(exchange, tuple) else None
+        )
         ids_leaf = self.ids.leaves[0]
         return Layer(
             x=scope.input,
@@ -209,7 +209,8 @@ class _Recognition:
         whole = generalise([body for _, body in ordered], key)
         if whole is None:
             raise NotRecognised(
-                "the loop does not do the same for each expert: rows sorted by expert through the expert's own weights", 2
+                "the loop does not do the same for each expert: rows sorted by expert through the expert's own weights",
+                2,
             )
         return whole
 
@@ -297,7 +298,8 @@ class _Recognition:
             return local * ranks, mod(key, local), ranks
         if not is_equal(exchange):
             raise NotRecognised("its weights are on another rank than the rows of its experts", 2)
-        _, _, ranks, rank = exchange  # type: ignore[misc]
+        assert isinstance(exchange, tuple)
+        ranks, rank = exchange[2:]
         local = rank.args[1] if rank.op == "div" else 1
         if rank is not div(key, local):
             raise NotRecognised("rows go to another rank than the one that has their expert", 3)
@@ -330,14 +332,17 @@ class _Recognition:
     def check_experts(self, found: Network, num_experts: Size, ranks: int) -> None:
         assert self.ids is not None
         if self.visited - {num_experts}:
-            raise NotRecognised(f"the loop visits {min(self.visited)} of the {num_experts} experts whose weights it reads", 1)
+            raise NotRecognised(
+                f"the loop visits {min(self.visited)} of the {num_experts} experts whose weights it reads", 1
+            )
         local = num_experts // ranks if isinstance(num_experts, int) else num_experts
         for matrix in found.matrices():
             if matrix.expert is None and local != 1:
                 raise NotRecognised("all experts read the same weight", 3)
             if isinstance(matrix.operand.leaf, Stack) and len(matrix.operand.leaf.leaves) != local:
                 raise NotRecognised(
-                    f"the loop visits {len(matrix.operand.leaf.leaves)} experts, but the router chooses among {local}", 1
+                    f"the loop visits {len(matrix.operand.leaf.leaves)} experts, but the router chooses among {local}",
+                    1,
                 )
         known = self.ids.leaves[0].bound
         if known is not None and known != num_experts:
@@ -397,8 +402,7 @@ def _is_choice(term: Term, hidden: Term) -> bool:
     elements = [bare(f) for f in _factors(body)]
     # A weight has it as a dimension; what is read at the id of a choice has it inside of an index.
     return not any(
-        f.op == "at" and hidden in f.free and any(variable in _atoms(index) for index in f.args[2:])
-        for f in elements
+        f.op == "at" and hidden in f.free and any(variable in _atoms(index) for index in f.args[2:]) for f in elements
     )
 
 
@@ -486,7 +490,9 @@ def _no_leftover(parts: Sequence[Term]) -> None:
             raise NotRecognised("rows that no slot filled are read", 2)
         if part.perms:
             names = sorted({str(p) for p in part.perms})
-            undone = "is not undone by its own inverse" if len(names) == 1 else "are not all undone by their own inverses"
+            undone = (
+                "is not undone by its own inverse" if len(names) == 1 else "are not all undone by their own inverses"
+            )
             raise NotRecognised(
                 f"the rows do not come back in the order in which they left: {', '.join(names)} {undone}",
                 2,
@@ -647,6 +653,3 @@ def _open(term: Term) -> Term:
 
 def _same_data(a: Leaf, b: Leaf) -> bool:
     return a.tensor is b.tensor and a.version == b.version
-
-
-__all__ = ["ONE", "Refusal", "add", "const", "recognise"]

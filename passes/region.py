@@ -6,7 +6,6 @@ The region is what only the layer's output needs. It is erased explicitly: dead-
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,7 +29,16 @@ class NotLegal(Exception):
         self.node = node
 
 
-ASSERTIONS = frozenset(("_assert_scalar", "_check", "_check_is_size", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_async"))
+ASSERTIONS = frozenset(
+    (
+        "_assert_scalar",
+        "_check",
+        "_check_is_size",
+        "sym_constrain_range",
+        "sym_constrain_range_for_size",
+        "_assert_async",
+    )
+)
 
 
 class Dependencies:
@@ -130,7 +138,9 @@ def _node_of(leaf: Leaf, found: Found, graph: Graph, run: GraphRun, tracker: Tra
         if run.env.get(node) is leaf.tensor:
             break
     else:
-        raise NotLegal(f"a tensor that the layer reads is computed inside `{leaf.node.name}` and has no name", leaf.node)
+        raise NotLegal(
+            f"a tensor that the layer reads is computed inside `{leaf.node.name}` and has no name", leaf.node
+        )
     if tracker.facts.version(leaf.tensor) != leaf.version:
         writes = [n for n, s in tracker.writes if s == storage_of(leaf.tensor)]
         raise NotLegal(f"`{node.name}`, which the layer reads, is changed in place after that", writes[-1])
@@ -167,7 +177,13 @@ def _replaced_edges(
 
 
 def _writers_before(operands: dict[Leaf, Node], needs: Dependencies, after: int) -> list[Node]:
-    return [w for node in operands.values() for s in needs.storages(node) for w in needs.writers[s] if needs.order[w] <= after]
+    return [
+        w
+        for node in operands.values()
+        for s in needs.storages(node)
+        for w in needs.writers[s]
+        if needs.order[w] <= after
+    ]
 
 
 def _asserts(node: Node) -> bool:
@@ -209,7 +225,7 @@ def _check_kept(region: Region, run: GraphRun, tracker: Tracker, graph: Graph) -
             value = tracker.facts.get(tensor)
             if value is None or not tensor.is_floating_point():
                 continue
-            if value.body.routed and (value.body.depth > 0 and not _counts(value.body) or _reads(value.body, inputs)):
+            if value.body.routed and ((value.body.depth > 0 and not _counts(value.body)) or _reads(value.body, inputs)):
                 user = next((u for u in node.users if u not in inside), node)
                 place = user if user.meta.get("stack_trace") else node
                 raise NotLegal(f"`{node.name}`, made inside the layer, is used outside of it (by `{user.name}`)", place)
@@ -223,7 +239,12 @@ def _counts(term: Term) -> bool:
     todo = [term]
     while todo:
         node = todo.pop()
-        if node.op == "at" and not isinstance(node.args[0], Stack) and node.args[0].definition is None and node.looked_up:
+        if (
+            node.op == "at"
+            and not isinstance(node.args[0], Stack)
+            and node.args[0].definition is None
+            and node.looked_up
+        ):
             return False
         todo.extend(a for a in node.args if isinstance(a, Term))
     return term.depth <= 1
@@ -288,6 +309,3 @@ def _cancels(first: Node, second: Node) -> bool:
 def reason_place(node: Node) -> tuple[str, str]:
     source = source_of(node)
     return source.where, source.code
-
-
-__all__ = ["Dependencies", "NotLegal", "Region", "erase", "operator", "region_of"]

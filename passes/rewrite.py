@@ -59,8 +59,31 @@ def graphs_in(module: GraphModule) -> Iterator[GraphModule]:
 
 
 ROUTING = frozenset(
-    "topk sort argsort argmax max nonzero where one_hot eq bincount histc unique scatter scatter_ scatter_add scatter_add_"
-    " index_add index_add_ index_put index_put_ gather take_along_dim all_to_all_single".split()
+    [
+        "topk",
+        "sort",
+        "argsort",
+        "argmax",
+        "max",
+        "nonzero",
+        "where",
+        "one_hot",
+        "eq",
+        "bincount",
+        "histc",
+        "unique",
+        "scatter",
+        "scatter_",
+        "scatter_add",
+        "scatter_add_",
+        "index_add",
+        "index_add_",
+        "index_put",
+        "index_put_",
+        "gather",
+        "take_along_dim",
+        "all_to_all_single",
+    ]
 )
 """What a program calls to choose experts or to send rows to them. A graph with none of it is not read."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +40,7 @@ from mokfx.passes.terms import (
     valid,
     var,
 )
-from mokfx.passes.value import Value, axis_of, bind, position
+from mokfx.passes.value import Value, bind, position
 
 
 @dataclass
@@ -288,7 +287,9 @@ def _excludes(term: Term, condition: Term) -> bool:
         return False
     factors = term.args if term.op == "mul" else (term,)
     return any(
-        f.op == "delta" and len(set(f.args) & set(condition.args)) == 1 and all(a.op == "int" for a in set(f.args) ^ set(condition.args))
+        f.op == "delta"
+        and len(set(f.args) & set(condition.args)) == 1
+        and all(a.op == "int" for a in set(f.args) ^ set(condition.args))
         for f in factors
     )
 
@@ -317,10 +318,3 @@ def write_segment(facts: Facts, base: Value, dim: int, begin: Term, written: Val
             return None
         mapping[axis[0]] = minus(where, begin)
     return base.with_body(overwrite(base.body, condition, substitute(written.body, mapping)))
-
-
-def new_axis(size: Size) -> tuple[Term, ...]:
-    return axis_of(size)
-
-
-__all__: Iterable[str] = ("Solution", "overwrite", "scatter", "segment_key", "solve", "write_segment")

@@ -21,7 +21,7 @@ class Source:
 
 
 def source_of(node: Node) -> Source:
-    """The innermost line of a node outside of torch itself; a node that a pass made has the line of what it stands for."""
+    """The innermost line of a node outside of torch itself."""
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     own = [frame for frame in frames if not frame["file"].startswith(_TORCH)]
     if not frames:

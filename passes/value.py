@@ -163,17 +163,18 @@ def _regroup(variables: list[Term], shape: list[Size]) -> tuple[list[Axis], Subs
         if len(variables) == 1 and variables[0].args[1] != whole and not isinstance(variables[0].args[1], int):
             # A count of rows, which the program says is this size.
             named = {variables[0]: var(whole)}
-        axis = tuple(named.get(v, v) for v in variables)
-        return [axis if size != 1 else () for size in shape], named
+        whole_axis = tuple(named.get(v, v) for v in variables)
+        return [whole_axis if size != 1 else () for size in shape], named
     if len(variables) == 1:
         # The total may be known only at run time (a count of rows); the program says how it divides.
-        axes = [axis_of(size) for size in shape]
-        parts = [position(axis) for axis in axes]
-        return axes, {variables[0]: radix(parts, shape)}
-    axes, mapping = [], {}
+        divided = [axis_of(size) for size in shape]
+        parts = [position(axis) for axis in divided]
+        return divided, {variables[0]: radix(parts, shape)}
+    axes: list[Axis] = []
+    mapping: Substitution = {}
     queue = list(variables)
     for size in shape:
-        axis: list[Term] = []
+        digits: list[Term] = []
         need: Size = size
         while need != 1:
             if not queue:
@@ -182,7 +183,7 @@ def _regroup(variables: list[Term], shape: list[Size]) -> tuple[list[Axis], Subs
             have: Size = variable.args[1]
             rest = quotient(need, have)
             if rest is not None:
-                axis.append(variable)
+                digits.append(variable)
                 need = rest
                 continue
             rest = quotient(have, need)
@@ -190,10 +191,10 @@ def _regroup(variables: list[Term], shape: list[Size]) -> tuple[list[Axis], Subs
                 return None
             high, low = var(need), var(rest)
             mapping[variable] = radix([high, low], [need, rest])
-            axis.append(high)
+            digits.append(high)
             queue.insert(0, low)
             need = 1
-        axes.append(tuple(axis))
+        axes.append(tuple(digits))
     return (axes, mapping) if not queue else None
 
 

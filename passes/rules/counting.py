@@ -87,7 +87,7 @@ def histc(call: Call) -> Value | None:
     """Bins of integers 0..bins-1: exact for the ranges [0, bins] and [0, bins - 1]."""
     bins = call["bins"]
     value = call.value("self")
-    if call["min"] != 0 or call["max"] not in (bins, bins - 1) or value.body.op == "at" and _reads_float(value.body):
+    if call["min"] != 0 or call["max"] not in (bins, bins - 1) or (value.body.op == "at" and _reads_float(value.body)):
         return None
     return counts(call, value)
 
@@ -139,7 +139,7 @@ def summed(call: Call) -> Value | None:
 def some(call: Call) -> Value | None:
     """Whether a token chose an expert: the sum of the indicators, since its choices differ."""
     value = summed(call)
-    if value is None:
+    if not isinstance(value, Value):
         return None
     body = value.body
     while body.op == "sum":

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mokfx.passes.abroad import received
-from mokfx.passes.bijections import Exchange, Keys, group_size
+from mokfx.passes.bijections import Exchange, Keys
 from mokfx.passes.facts import EMPTY, shape_of
+from mokfx.passes.groups import group_size
 from mokfx.passes.rules.table import Call, rule
 from mokfx.passes.terms import (
     Size,
@@ -148,4 +149,3 @@ def across(term: Term, exchange: object) -> Term:
         return done[node]
 
     return visit(term)
-

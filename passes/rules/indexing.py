@@ -12,7 +12,21 @@ from mokfx.passes.rules.table import Call, rule
 from mokfx.passes.scatter import scatter
 from mokfx.passes.sums import open_sum, total
 from mokfx.passes.terms import (
-    ONE, ZERO, Size, Term, add, apply, delta, integer, mul, perm, plus, start, substitute, terms_of, unflatten,
+    ONE,
+    ZERO,
+    Size,
+    Term,
+    add,
+    apply,
+    delta,
+    integer,
+    mul,
+    perm,
+    plus,
+    start,
+    substitute,
+    terms_of,
+    unflatten,
 )
 from mokfx.passes.terms import count as count_term
 from mokfx.passes.value import Axis, Leaf, Value, align, axis_of, bind, fresh, leaf_value, position, size_of, sizes

@@ -17,7 +17,6 @@ from mokfx.passes.terms import (
     count,
     delta,
     integer,
-    lin,
     lt,
     minus,
     mul,
@@ -136,9 +135,7 @@ def _start(exchange: Exchange, grouped: bool, source: int, local: int) -> Term:
     return block_start(exchange, grouped, integer(source), integer(local))
 
 
-def _moved(
-    parts: Sequence[Term], here: Sequence[Term], there: Sequence[Term], row: Term, whole: Term
-) -> Term | None:
+def _moved(parts: Sequence[Term], here: Sequence[Term], there: Sequence[Term], row: Term, whole: Term) -> Term | None:
     """The common term of parts that each read row `there + (row - here)` of one tensor."""
     results: set[Term] = set()
     for part, to, origin in zip(parts, here, there, strict=True):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from mokfx.passes.facts import EMPTY
 from mokfx.passes.indicators import CONDITIONS, not_negative
 from mokfx.passes.presence import presence
-from mokfx.passes.facts import EMPTY
 from mokfx.passes.rules.table import Call, rule
 from mokfx.passes.terms import (
     ONE,
@@ -29,7 +29,9 @@ from mokfx.passes.terms import (
 )
 from mokfx.passes.value import Leaf, Value, align, leaf_value
 
-INDEX = frozenset("var int lin div mod perm swap seg count start running choose size at".split())
+INDEX = frozenset(
+    ["var", "int", "lin", "div", "mod", "perm", "swap", "seg", "count", "start", "running", "choose", "size", "at"]
+)
 
 
 def _is_index(call: Call, term: Term) -> bool:
@@ -241,7 +243,7 @@ def converted(call: Call) -> Value | None:
         return value if _whole_number(value.body) else value.with_body(apply("cast", value.body, target))
     if source.is_complex or target.is_complex or not (_whole_number(value.body) or not source.is_floating_point):
         return None
-    small = target.is_floating_point and target.itemsize < 4 or target == torch.bool or target.itemsize == 1
+    small = (target.is_floating_point and target.itemsize < 4) or target == torch.bool or target.itemsize == 1
     return None if small and not _is_indicator(value.body) else value
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from mokfx.passes.rules.table import Call, rule
 from mokfx.passes.sums import total
-from mokfx.passes.terms import Term, add, minus, mul, seg, start, substitute
+from mokfx.passes.terms import Substitution, Term, add, minus, mul, seg, start, substitute
 from mokfx.passes.value import Value, align, bind, fresh, position
 
 
 def product(left: Value, right: Value) -> Value:
     """`[..., m, k] @ [..., k, n]` with equal leading axes."""
     right = fresh(right)
-    mapping = {}
+    mapping: Substitution = {}
     for a, b in zip(left.axes[:-2], right.axes[:-2], strict=True):
         mapping |= bind(b, position(a))
     inner = max(left.axes[-1], right.axes[-2], key=len)

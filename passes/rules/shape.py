@@ -138,9 +138,10 @@ def _measure(call: Call, dim: int, begin: Term, size: Size) -> None:
     if isinstance(size, int) or call["end"] is None or call.facts.size_term(size).op != "size":
         return
     length = minus(call.number("end"), begin)
-    if length.op == "count" and start(*length.args) is begin:
-        if _holds_all(call, length.args[0], shape_of(call["self"])[dim]):
-            call.facts.set_size(size, length)
+    if length.op != "count" or start(*length.args) is not begin:
+        return
+    if _holds_all(call, length.args[0], shape_of(call["self"])[dim]):
+        call.facts.set_size(size, length)
 
 
 def _holds_all(call: Call, keys: Keys, size: Size) -> bool:

@@ -45,7 +45,7 @@ def rebuild(term: Term, visit: Callable[[Term], Term]) -> Term:
     if op == "sender":
         return sender(args[0], visit(args[1]))
     if op == "peer":
-        return peer(*args[:3], visit(args[3]), visit(args[4]))
+        return peer(args[0], args[1], args[2], visit(args[3]), visit(args[4]))
     if op == "block_start":
         return block_start(args[0], args[1], visit(args[2]), visit(args[3]))
     if op == "running":

@@ -107,7 +107,7 @@ def sender(exchange: Any, row: Term) -> Term:
 
 def peer(group: str, ranks: int, local_experts: int, source: Term, term: Term) -> Term:
     """What `term`, a count of rows, is on rank `source`; for an expert of this rank it is a count of rows sent here."""
-    from mokfx.passes.bijections import group_rank
+    from mokfx.passes.groups import group_rank
 
     rank = group_rank(group)
     if rank is not None and term.op == "count":
