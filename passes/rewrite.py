@@ -138,7 +138,8 @@ def _rewrite_one(module: GraphModule, provider_check: ProviderCheck | None) -> t
 def running(fake_mode: FakeTensorMode, tracker: Tracker) -> Iterator[None]:
     """Run on fake tensors without leaving a trace: no guards, no new data-dependent sizes, no changed modes."""
     shape_env = fake_mode.shape_env
-    grad = torch.is_grad_enabled()
+    grad, cached = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # it would hand on casts that Dynamo made, which nobody here has seen
     try:
         if shape_env is None:
             with fake_mode, tracker:
@@ -148,6 +149,7 @@ def running(fake_mode: FakeTensorMode, tracker: Tracker) -> Iterator[None]:
                 yield
     finally:
         torch._C._set_grad_enabled(grad)
+        torch.set_autocast_cache_enabled(cached)
 
 
 def _fake_mode(values: list[object]) -> FakeTensorMode | None:
