@@ -203,7 +203,7 @@ class Tracker(TorchDispatchMode):
             self.cuts.append((self.node, ids_behind(value.body)))
         leaf = value.body.args[0] if value.body.op == "at" else None
         if isinstance(leaf, Leaf) and leaf.tensor is out:
-            if leaf.definition is None or leaf.layer is not None or leaf.definition.body.op != "add":
+            if leaf.definition is None or leaf.layer is not None or leaf.definition.body.op not in ("add", "mul"):
                 return
             value = leaf.definition
         layer = recognise(value)

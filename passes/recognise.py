@@ -7,7 +7,7 @@ left is compared with the definition: each index must be this token, this choice
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mokfx.passes.abroad import is_equal
 from mokfx.passes.bijections import Exchange, Sort
@@ -59,10 +59,13 @@ class Refusal:
 def recognise(value: Value) -> Layer | Refusal | None:
     """The layer whose output a fact describes; why it is none; or None for a tensor that is nothing of the kind."""
     body = value.body
+    if body.op == "at" and not body.routed and _layer_of(body) is None:
+        body = expanded(body)  # a composite op may reach its result by views of what it computed
+        value = value.with_body(body)
     if len(value.axes) < 2 or body.op not in ("sum", "add", "mul", "cast", "detached", "valid"):
         return None
     if not (body.routed or body.looked_up):
-        return _with_shared(value)
+        return _with_shared(value) or _weighted(value)
     if not _candidate(bare(body)):
         return None
     accumulated = _accumulated(value)
@@ -567,12 +570,45 @@ def _with_shared(value: Value) -> Layer | None:
         return None
     layer = _layer_of(layers[0])
     (other,) = [t for t in terms if t is not layers[0]]
-    if layer is None or layer.shared is not None:
+    if layer is None or layer.shared is not None or not _is_there(layers[0], value):
         return None
     try:
         return _Shared(value, layer).extend(other)
     except NotRecognised:
         return None
+
+
+def _weighted(value: Value) -> Layer | None:
+    """A layer of one choice without a weight, times a tensor with one number for each token: its weight."""
+    parts = _factors(value.body)
+    layers = [p for p in parts if _layer_of(p) is not None]
+    if len(parts) != 2 or len(layers) != 1:
+        return None
+    layer = _layer_of(layers[0])
+    (other,) = [p for p in parts if p is not layers[0]]
+    weight = operand_of(other, ())
+    if layer is None or layer.weights is not None or layer.shared is not None or layer.top_k != 1:
+        return None
+    if weight is None or not isinstance(weight.leaf, Leaf) or not _is_there(layers[0], value):
+        return None
+    shape = shape_of(weight.leaf.tensor)
+    tokens = [v for axis in value.axes[:-1] for v in axis]
+    token = radix(tokens, sizes(tokens))
+    if product(shape) != product(sizes(tokens)) or radix(weight.index, shape) is not token:
+        return None
+    return replace(layer, weights=weight)
+
+
+def _is_there(term: Term, value: Value) -> bool:
+    """Whether an element of a layer's output is the one of this token and this column."""
+    leaf, _, *rows, column = bare(term).args
+    *shape, width = shape_of(leaf.tensor)
+    tokens = [v for axis in value.axes[:-1] for v in axis]
+    layer = _layer_of(term)
+    assert layer is not None
+    number = product(shape_of(layer.x.leaves[0].tensor)[:-1]) if len(shape) == 1 else product(shape)
+    same = number == product(sizes(tokens)) and width == size_of(value.axes[-1])
+    return same and radix(rows, shape) is radix(tokens, sizes(tokens)) and column is position(value.axes[-1])
 
 
 def _accumulated(value: Value) -> Layer | None:
@@ -625,16 +661,14 @@ class _Shared:
         if product.op != "sum":
             raise NotRecognised("not a shared expert")
         inner, body = open_sum(product)
-        matrix: Matrix | None = None
-        for factor in _factors(body):
-            if self.input_operand(factor) is None:
-                operand = operand_of(factor, ())
-                if operand is None:
-                    raise NotRecognised("not a shared expert")
-                matrix = Matrix(operand, None, inner, integer(0))
-        if matrix is None:
+        given = _factors(body)
+        operands = [operand_of(factor, ()) for factor in given if self.input_operand(factor) is None]
+        if len(given) != 2 or len(operands) != 1 or operands[0] is None:
             raise NotRecognised("not a shared expert")
-        return matrix
+        (operand,) = operands
+        if [i for i in operand.index if i.op != "int"] != [inner]:
+            raise NotRecognised("not a shared expert")  # it must have one column
+        return Matrix(operand, None, inner, integer(0))
 
     def input_operand(self, term: Term) -> Operand | None:
         operand = operand_of(term, ())
