@@ -125,7 +125,7 @@ def router_words(layer: Layer) -> str:
     weights = [] if layer.weights is None else list(_history(layer.weights.leaves[0]))
     if not any(step in ("aten.topk", "aten.max", "aten.argmax") for step in ids):
         return "ids that are data"
-    path = weights if len(weights) > 1 else ids
+    path = _to_logits(weights if len(weights) > 1 else ids)
     steps = [STEPS[name] for name in reversed(path) if name in STEPS]
     if layer.weights is not None and layer.weights.scale != 1.0:
         steps.append("scaled")
@@ -137,6 +137,12 @@ def router_words(layer: Layer) -> str:
         if name in chosen and name not in weights
     ]
     return ", ".join([words, *extras]) if words else "ids that are data"
+
+
+def _to_logits(history: list[str]) -> list[str]:
+    """The part of a history up to the router's own product."""
+    products = [i for i, name in enumerate(history) if name in ("aten.mm", "aten.addmm")]
+    return history[: products[0] + 1] if products else history
 
 
 def _history(leaf: Leaf) -> Iterator[str]:

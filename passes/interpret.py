@@ -18,7 +18,7 @@ from mokfx.passes import rules
 from mokfx.passes.facts import Facts, shape_of, storage_of
 from mokfx.passes.functions import function_of, outputs_of, why_not_mirror
 from mokfx.passes.layer import Layer
-from mokfx.passes.owners import ids_behind
+from mokfx.passes.owners import ids_behind, reads_matrices
 from mokfx.passes.recognise import Refusal, recognise
 from mokfx.passes.rules.table import RULES, Call
 from mokfx.passes.terms import Size, apply
@@ -144,7 +144,7 @@ class Tracker(TorchDispatchMode):
         tensors = [call[name] for name in ANCHORS.get(call.name, ()) if isinstance(call[name], torch.Tensor)]
         values = [self.facts.get(t) for t in tensors if t.is_floating_point()]
         exchange = call.name.endswith("all_to_all_single")
-        routed = [v for v in values if v is not None and (v.body.routed or (v.body.looked_up and len(v.axes) == 3))]
+        routed = [v for v in values if v is not None and (v.body.routed or reads_matrices(v.body))]
         if routed:
             behind = {owner for v in routed for owner in ids_behind(v.body)}
             self.anchors += [(self.node, owner) for owner in behind]

@@ -31,3 +31,12 @@ def ids_behind(term: Term) -> set[object]:
                 todo.append(body)
         todo.extend(children_of(node))
     return found
+
+
+def reads_matrices(term: Term) -> bool:
+    """Whether a term reads whole matrices at positions that are data, as a gather of expert weights does."""
+    if not term.looked_up:
+        return False
+    if term.op == "at" and any(index.op == "at" for index in term.args[2:]):
+        return sum(index.op == "var" for index in term.args[2:]) >= 2
+    return any(reads_matrices(child) for child in children_of(term))

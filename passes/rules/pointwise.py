@@ -8,6 +8,7 @@ from mokfx.passes.facts import EMPTY
 from mokfx.passes.indicators import CONDITIONS, not_negative
 from mokfx.passes.presence import presence
 from mokfx.passes.rules.table import Call, rule
+from mokfx.passes.sums import open_sum, total
 from mokfx.passes.terms import (
     ONE,
     Size,
@@ -26,6 +27,7 @@ from mokfx.passes.terms import (
     minus,
     mod,
     mul,
+    valid,
 )
 from mokfx.passes.value import Leaf, Value, align, leaf_value
 
@@ -240,11 +242,36 @@ def converted(call: Call) -> Value | None:
         body = presence(value.body, source.is_floating_point)
         return None if body is None else value.with_body(body)
     if source.is_floating_point and target.is_floating_point:
-        return value if _whole_number(value.body) else value.with_body(apply("cast", value.body, target))
+        return value if _whole_number(value.body) else value.with_body(_rounded(value.body, target))
     if source.is_complex or target.is_complex or not (_whole_number(value.body) or not source.is_floating_point):
         return None
     small = (target.is_floating_point and target.itemsize < 4) or target == torch.bool or target.itemsize == 1
     return None if small and not _is_indicator(value.body) else value
+
+
+def _rounded(term: Term, dtype: torch.dtype) -> Term:
+    """A cast, moved into a mask to the numbers that its indicators select: an indicator is exact in any dtype."""
+    if term.op == "valid":
+        return valid(term.args[0], _rounded(term.args[1], dtype))
+    if not any(_is_indicator(factor) for factor in _parts_of(term)):
+        return apply("cast", term, dtype)
+    if term.op == "add":
+        return add(_rounded(part, dtype) for part in term.args)
+    if term.op == "sum":
+        variable, body = open_sum(term)
+        return total(variable, _rounded(body, dtype))
+    if term.op == "mul":
+        kept = [factor for factor in term.args if _is_indicator(factor)]
+        rest = mul(factor for factor in term.args if not _is_indicator(factor))
+        return mul([*kept, _rounded(rest, dtype)])
+    return term
+
+
+def _parts_of(term: Term) -> list[Term]:
+    """The factors of a product, or those of each summand."""
+    if term.op in ("add", "mul"):
+        return [factor for part in term.args for factor in _parts_of(part)]
+    return _parts_of(term.args[1]) if term.op == "sum" else [term]
 
 
 def _whole_number(term: Term) -> bool:

@@ -105,8 +105,16 @@ def valid(condition: Term, term: Term) -> Term:
         conditions |= set(factors_of(term.args[0]))
         term = term.args[1]
     parts = factors_of(term)
-    condition = mul(given(c, parts) for c in conditions if c.op != "nonzero" or c.args[0] not in parts)
+    numbers = {uncast(part) for part in parts}
+    condition = mul(given(c, parts) for c in conditions if c.op != "nonzero" or c.args[0] not in {*parts, *numbers})
     return term if condition is const(1) else make("valid", condition, term)
+
+
+def uncast(term: Term) -> Term:
+    """A number before it was rounded: where it is 0, so is what it was rounded to."""
+    while term.op == "cast":
+        term = term.args[0]
+    return term
 
 
 def mul(factors: Iterable[Term]) -> Term:
