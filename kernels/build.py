@@ -133,9 +133,7 @@ def _compile(arch: str, options: Sequence[str], folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     log.warning("mokfx: compiling kernels for %s into %s (about 10 s, once)", arch, folder)
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(
-        dir=folder.parent
-    ) as name:  # then renamed, so that nobody sees half a build
+    with tempfile.TemporaryDirectory(dir=folder.parent) as name:  # then renamed, so that nobody sees half a build
         scratch = Path(name)
         target = arch.removeprefix("sm_")
         command = [
@@ -159,9 +157,7 @@ def _compile(arch: str, options: Sequence[str], folder: Path) -> None:
                 f"nvcc could not compile the kernels for {arch} (needs nvcc 12.8 or newer). It said:\n{said}"
             )
         if "serialized" in said:
-            raise RuntimeError(
-                f"ptxas serialized the tensor core instructions for {arch}: slow. It said:\n{said}"
-            )
+            raise RuntimeError(f"ptxas serialized the tensor core instructions for {arch}: slow. It said:\n{said}")
         (scratch / "usage.json").write_text(json.dumps([asdict(usage) for usage in parse_usage(said)]))
         folder.mkdir(exist_ok=True)
         for file in ("forward.cubin", "usage.json"):

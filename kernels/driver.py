@@ -19,23 +19,25 @@ THREADS = 384
 BOX = 64
 
 
+class Bias(ctypes.Structure):
+    """`Bias` of layout.cuh: an address or None, and strides in values."""
+
+    _fields_ = (("first", ctypes.c_void_p), ("expert_stride", ctypes.c_int), ("column_stride", ctypes.c_int))
+
+
 class Params(ctypes.Structure):
     """The kernels' one argument; the same fields in the same order as `Params` in layout.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_ubyte * MAP_BYTES) for name in MAPS),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("x", "ids", "weights", "y", "slot_outputs", "row_token", "slot_row")
-        ),
+        *((name, ctypes.c_void_p) for name in ("x", "ids", "weights", "y", "slot_outputs", "row_token", "slot_row")),
         *((name, ctypes.c_void_p) for name in ("histogram", "ready", "state", "fault", "trace", "listed")),
+        *((name, Bias) for name in ("gate_bias", "up_bias", "down_bias")),
         ("x_stride", ctypes.c_longlong),
-        *(
-            (name, ctypes.c_int)
-            for name in ("tokens", "choices", "experts", "width", "inner", "chunk", "chunks")
-        ),
+        *((name, ctypes.c_int) for name in ("tokens", "choices", "experts", "width", "inner", "chunk", "chunks")),
         *((name, ctypes.c_int) for name in ("wide_ids", "weight_kind")),
         ("patience", ctypes.c_uint),
+        *((name, ctypes.c_float) for name in ("linear", "cubic", "limit", "offset")),
         ("reserved", ctypes.c_int * 10),
     )
 

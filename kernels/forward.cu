@@ -8,6 +8,7 @@
 // A tile is 128 x 256, in steps of 64 k. Each warpgroup multiplies one of its two units of 64 rows, 64 x 256; of a tail of
 // one unit, half the columns, so a tail costs 64 rows. The warpgroups are not in step: one runs its epilogue while the
 // other multiplies.
+#include "activate.cuh"
 #include "combine.cuh"
 #include "schedule.cuh"
 
@@ -148,8 +149,6 @@ __device__ void gather_rows(const Params& p, Shared& s, int warp) {
 
 // ---- warpgroups 1 and 2: multiply, activate, store
 
-__device__ __forceinline__ float swiglu(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
-
 // A warpgroup's outputs leave through BUFFERS of 64 x 64. What has been stored is announced during the
 // next tile, long after it has landed, and in any case before the warpgroup waits for what other blocks have to announce.
 struct Outbox {
@@ -188,21 +187,35 @@ struct Outbox {
 };
 
 // The outputs of 64 rows and half (0 or 1) of the tile's columns: 64 accumulators, the BLOCK-th.
-template <int BLOCK, int N>
+template <bool PLAIN, int BLOCK, int N>
 __device__ __forceinline__ void store_block(const Params& p, Outbox& out, const Tile& tile, const float (&sum)[N], int unit, int half) {
     constexpr int AT = BLOCK * 64;
-    const int row = tile.row + unit * UNIT;
+    const int row = tile.row + unit * UNIT, ours = threadIdx.x % 4 * 2;  // of each 8 columns
     if (tile.phase == UP) {
-        out.store<BLOCK>(&p.hidden, row, tile.column * 128 + half * 64, [&](int j) {
+        const int first = tile.column * 128 + half * 64;
+        if (first >= p.inner) return;  // the last tile may be half empty
+        const BiasRow gate_bias(p.gate_bias, tile.expert, first + ours), up_bias(p.up_bias, tile.expert, first + ours);
+        out.store<BLOCK>(&p.hidden, row, first, [&](int j) {
             const int at = AT + j * 4;  // gate; the same columns of up are 32 accumulators on
-            return make_uint2(pack(swiglu(sum[at], sum[at + 32]), swiglu(sum[at + 1], sum[at + 33])),
-                              pack(swiglu(sum[at + 2], sum[at + 34]), swiglu(sum[at + 3], sum[at + 35])));
+            if constexpr (PLAIN)
+                return make_uint2(pack(swiglu(sum[at], sum[at + 32]), swiglu(sum[at + 1], sum[at + 33])),
+                                  pack(swiglu(sum[at + 2], sum[at + 34]), swiglu(sum[at + 3], sum[at + 35])));
+            const float2 g = gate_bias.pair(j * 8), u = up_bias.pair(j * 8);
+            return make_uint2(
+                pack(activate(p, sum[at] + g.x, sum[at + 32] + u.x), activate(p, sum[at + 1] + g.y, sum[at + 33] + u.y)),
+                pack(activate(p, sum[at + 2] + g.x, sum[at + 34] + u.x), activate(p, sum[at + 3] + g.y, sum[at + 35] + u.y)));
         });
     } else {
-        const int column = tile.column * TILE_N + half * 128;
-        auto pairs = [&](int j) { return make_uint2(pack(sum[AT + j * 4], sum[AT + j * 4 + 1]), pack(sum[AT + j * 4 + 2], sum[AT + j * 4 + 3])); };
-        out.store<2 * BLOCK>(&p.slots, row, column, pairs);
-        out.store<2 * BLOCK + 1>(&p.slots, row, column + 64, [&](int j) { return pairs(8 + j); });
+        const int first = tile.column * TILE_N + half * 128;
+        const BiasRow bias(p.down_bias, tile.expert, first + ours);
+        auto pairs = [&](int j) {
+            const int at = AT + j * 4;
+            float2 b = make_float2(0.0f, 0.0f);
+            if (!PLAIN && first + j * 8 < p.width) b = bias.pair(j * 8);
+            return make_uint2(pack(sum[at] + b.x, sum[at + 1] + b.y), pack(sum[at + 2] + b.x, sum[at + 3] + b.y));
+        };
+        out.store<2 * BLOCK>(&p.slots, row, first, pairs);
+        out.store<2 * BLOCK + 1>(&p.slots, row, first + 64, [&](int j) { return pairs(8 + j); });
     }
 }
 
@@ -229,7 +242,7 @@ __device__ __forceinline__ void multiply(const Params& p, Shared& s, Ring& ring,
     }
 }
 
-template <bool N_MAJOR, int N>
+template <bool PLAIN, bool N_MAJOR, int N>
 __device__ __forceinline__ void run_tile(const Params& p, Shared& s, Ring& ring, Outbox& out, const Tile& tile, Tracer& trace) {
     float sum[N];  // 128: our own unit of rows, all columns; 64: the only unit, our half of the columns
     const int unit = N == 128 ? out.group : 0, half = N == 128 ? 0 : out.group;
@@ -237,11 +250,11 @@ __device__ __forceinline__ void run_tile(const Params& p, Shared& s, Ring& ring,
     if (threadIdx.x == 128) trace(TILE_MULTIPLIED, tile.phase);
     out.announce();  // nothing is left to announce unless the tile had one step; the buffers are free
     out.barrier();
-    store_block<0>(p, out, tile, sum, unit, half);
-    if constexpr (N == 128) store_block<1>(p, out, tile, sum, unit, 1);
+    store_block<PLAIN, 0>(p, out, tile, sum, unit, half);
+    if constexpr (N == 128) store_block<PLAIN, 1>(p, out, tile, sum, unit, 1);
 }
 
-template <bool UP_N_MAJOR, bool DOWN_N_MAJOR>
+template <bool PLAIN, bool UP_N_MAJOR, bool DOWN_N_MAJOR>
 __device__ __forceinline__ void run_tiles(const Params& p, Shared& s, int group, Tracer& trace) {
     const bool tracing = threadIdx.x == 128;
     Ring ring;
@@ -255,14 +268,14 @@ __device__ __forceinline__ void run_tiles(const Params& p, Shared& s, int group,
         if (tracing) trace(TILE_BEGIN, tile.phase);
         if (UP_N_MAJOR == DOWN_N_MAJOR || tile.phase == UP) {
             if (tile.units == 2)
-                run_tile<UP_N_MAJOR, 128>(p, s, ring, out, tile, trace);
+                run_tile<PLAIN, UP_N_MAJOR, 128>(p, s, ring, out, tile, trace);
             else
-                run_tile<UP_N_MAJOR, 64>(p, s, ring, out, tile, trace);
+                run_tile<PLAIN, UP_N_MAJOR, 64>(p, s, ring, out, tile, trace);
         } else {
             if (tile.units == 2)
-                run_tile<DOWN_N_MAJOR, 128>(p, s, ring, out, tile, trace);
+                run_tile<PLAIN, DOWN_N_MAJOR, 128>(p, s, ring, out, tile, trace);
             else
-                run_tile<DOWN_N_MAJOR, 64>(p, s, ring, out, tile, trace);
+                run_tile<PLAIN, DOWN_N_MAJOR, 64>(p, s, ring, out, tile, trace);
         }
         if (out.storing()) out.pending = tile.phase == UP ? p.ready + tile.flag : stored;
         if (tracing) trace(TILE_STORED, tile.phase);
@@ -275,7 +288,7 @@ __device__ __forceinline__ void run_tiles(const Params& p, Shared& s, int group,
     if (tracing) trace(COMBINED);
 }
 
-template <bool UP_N_MAJOR, bool DOWN_N_MAJOR>
+template <bool PLAIN, bool UP_N_MAJOR, bool DOWN_N_MAJOR>
 __device__ __forceinline__ void forward(const Params& p) {
     extern __shared__ __align__(1024) uint8_t memory[];  // swizzles count from multiples of 1024
     Shared& s = *reinterpret_cast<Shared*>(memory);
@@ -305,18 +318,21 @@ __device__ __forceinline__ void forward(const Params& p) {
         }
     } else {
         registers_up<CONSUMER_REGISTERS>();
-        run_tiles<UP_N_MAJOR, DOWN_N_MAJOR>(p, s, warp / 4 - 1, trace);
+        run_tiles<PLAIN, UP_N_MAJOR, DOWN_N_MAJOR>(p, s, warp / 4 - 1, trace);
     }
 }
 
 }  // namespace mokfx
 
-// One entry for each pair of storage orders of (gate/up, down): k is [out, in] as in nn.Linear, n is [in, out].
-#define MOKFX_ENTRY(name, up, down)                                                                             \
+// Entries for each pair of storage orders of (gate/up, down): k is [out, in] as in nn.Linear, n is [in, out].
+#define MOKFX_ENTRY(name, plain, up, down)                                                                      \
     extern "C" __global__ void __launch_bounds__(mokfx::THREADS, 1) name(const __grid_constant__ mokfx::Params p) { \
-        mokfx::forward<up, down>(p);                                                                            \
+        mokfx::forward<plain, up, down>(p);                                                                     \
     }
-MOKFX_ENTRY(mok_forward_kk, false, false)
-MOKFX_ENTRY(mok_forward_kn, false, true)
-MOKFX_ENTRY(mok_forward_nk, true, false)
-MOKFX_ENTRY(mok_forward_nn, true, true)
+#define MOKFX_ENTRIES(name, plain)               \
+    MOKFX_ENTRY(name##_kk, plain, false, false)  \
+    MOKFX_ENTRY(name##_kn, plain, false, true)   \
+    MOKFX_ENTRY(name##_nk, plain, true, false)   \
+    MOKFX_ENTRY(name##_nn, plain, true, true)
+MOKFX_ENTRIES(mok_forward, true)
+MOKFX_ENTRIES(mok_forward_general, false)

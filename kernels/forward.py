@@ -8,6 +8,7 @@ import functools
 import torch
 from torch import Tensor
 
+from .activation import NO_BIASES, SWIGLU, Activation, Biases, packed
 from .driver import MAP_BYTES, THREADS, Params, kernel, launch, tensor_map
 from .weights import Matrices, map_table
 
@@ -68,9 +69,7 @@ def _blocks(device: int) -> int:
 class Workspace:
     """Buffers of one call, cut from one allocation of torch's allocator, which knows streams and graphs."""
 
-    def __init__(
-        self, slots: int, experts: int, width: int, inner: int, chunks: int, device: torch.device
-    ) -> None:
+    def __init__(self, slots: int, experts: int, width: int, inner: int, chunks: int, device: torch.device) -> None:
         self.rows = (slots // UNIT + experts) * UNIT  # the most that any routing can pad to
         parts = {
             "hidden": self.rows * inner * 2,
@@ -96,6 +95,8 @@ def forward(
     up: Matrices,
     down: Matrices,
     *,
+    act: Activation = SWIGLU,
+    bias: Biases = NO_BIASES,
     timeout: float = 60.0,
     trace: Tensor | None = None,
 ) -> Tensor:
@@ -144,12 +145,20 @@ def forward(
         chunks=chunks,
         wide_ids=int(topk_ids.dtype == torch.int64),
         weight_kind=WEIGHT_KINDS[topk_weights.dtype],
+        gate_bias=packed(bias.gate),
+        up_bias=packed(bias.up),
+        down_bias=packed(bias.down),
+        linear=act.linear,
+        cubic=act.cubic,
+        limit=act.limit,
+        offset=act.offset,
         patience=max(1, round(timeout / TICK)) + 1,
     )
     base = ctypes.addressof(params)
     stacked = [weights.map() for weights in (gate, up, down)] if listed is None else [bytes(MAP_BYTES)] * 3
     for i, one in enumerate((*stacked, hidden, outputs)):
         ctypes.memmove(base + i * MAP_BYTES, one, MAP_BYTES)
-    name = "mok_forward_" + "kn"[gate.n_major] + "kn"[down.n_major]
+    general = "" if act == SWIGLU and not bias.present else "general_"
+    name = "mok_forward_" + general + "kn"[gate.n_major] + "kn"[down.n_major]
     launch(kernel(device, name, ("MOKFX_TRACE",) if trace is not None else ()), blocks, params, stream)
     return y

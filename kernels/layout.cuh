@@ -15,6 +15,11 @@ constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int MAX_EXPERTS = 512;
 constexpr int RASTER = 20;       // row tiles of an expert that are multiplied side by side, so that its weights leave HBM once
 
+struct Bias {
+    const __nv_bfloat16* first;  // null: no bias
+    int expert_stride, column_stride;
+};
+
 struct Params {
     TensorMap gate, up, down;    // [expert, out, in], boxes of 64 x 64; unused if `listed`
     TensorMap hidden, slots;     // [row, column], boxes of 64 x 64; rows are sorted by expert and padded by UNIT
@@ -31,15 +36,17 @@ struct Params {
     uint32_t* fault;             // [4] in host memory: reason, block, thread, what it found
     uint64_t* trace;             // [blocks, TRACE_EVENTS, 2] or null: time and kind of events
     const TensorMap* listed;     // [3, experts] maps of gate, up, down of each expert, or null: weights are stacked
+    Bias gate_bias, up_bias, down_bias;
     long long x_stride;
     int tokens, choices, experts, width, inner;
     int chunk, chunks;           // slots a block counts and places (a multiple of THREADS), blocks that have some
     int wide_ids;                // ids are int64
     int weight_kind;             // 0 float32, 1 bfloat16, 2 float16, 3 float64
     uint32_t patience;           // how long any wait may take, in units of 2^32 ns
-    int reserved[8];
+    float linear, cubic, limit, offset;  // of the activation, see activate.cuh
+    int reserved[10];
 };
-static_assert(sizeof(Params) == 832, "kernels/driver.py packs exactly this");
+static_assert(sizeof(Params) == 896, "kernels/driver.py packs exactly this");
 
 enum Phase : int { UP = 0, DOWN = 1, END = 2 };
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import build
+from .activation import activation, biases
 from .forward import MAX_CHOICES, MAX_EXPERTS, MAX_UNITS, UNIT, WEIGHT_KINDS, forward
 from .weights import Matrices, gate_and_up, matrices
 
@@ -43,10 +44,8 @@ def call_reason(call: Call) -> str | None:
         return "it is of an expert-parallel group, and only one rank is built"
     if call.x.dtype != torch.bfloat16 or call.y_dtype != torch.bfloat16:
         return f"x is {call.x.dtype} and y {call.y_dtype}, and only torch.bfloat16 is built"
-    if call.activation != "swiglu":
-        return f"the activation is {call.activation!r}, and only 'swiglu' is built"
-    if call.b_gate or call.b_up or call.b_down:
-        return "it has biases"
+    if activation(call.activation, call.activation_args) is None:
+        return f"the activation {call.activation!r} is not built"
     if call.shared_w_gate is not None:
         return "it has a shared expert"
     if call.weight_on != "output":
@@ -107,7 +106,10 @@ def run(call: Call) -> Tensor:
     weights = call.topk_weights.contiguous()
     if weights.dtype not in WEIGHT_KINDS:
         weights = weights.float()
-    return forward(x, call.topk_ids.contiguous(), weights, *found)
+    act = activation(call.activation, call.activation_args)
+    assert act is not None, "supports() refuses other activations"
+    bias = biases(call.b_gate, call.b_up, call.b_down, call.gate_up)
+    return forward(x, call.topk_ids.contiguous(), weights, *found, act=act, bias=bias)
 
 
 def backward(grad_y: Tensor, call: Call) -> list[Tensor]:

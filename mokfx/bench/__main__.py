@@ -24,9 +24,7 @@ def main() -> int:
         default=["qwen3-30b", "olmoe", "mixtral", "dsv3/32e"],
         help=f"{', '.join(SHAPES)}, name@T or H,I,E,k,T",
     )
-    parser.add_argument(
-        "--variants", default=",".join(VARIANTS), help="comma-separated: " + ", ".join(VARIANTS)
-    )
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="comma-separated: " + ", ".join(VARIANTS))
     parser.add_argument("--calls", type=int, default=10, help="calls back to back in a group")
     parser.add_argument("--groups", type=int, default=20, help="groups, of which the median is reported")
     parser.add_argument("--json", type=Path, help="also write the results here")

@@ -46,7 +46,5 @@ def parse(text: str) -> Shape:
     try:
         width, inner, experts, choices, count = (int(number) for number in text.split(","))
     except ValueError:
-        raise ValueError(
-            f"{text!r} is neither a shape ({', '.join(SHAPES)}) nor five numbers H,I,E,k,T"
-        ) from None
+        raise ValueError(f"{text!r} is neither a shape ({', '.join(SHAPES)}) nor five numbers H,I,E,k,T") from None
     return Shape(text, width, inner, experts, choices, count)

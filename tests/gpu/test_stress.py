@@ -77,7 +77,5 @@ try:
 except RuntimeError:
     print(forward.fault())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert "an expert id out of range: 8" in done.stdout, done.stdout + done.stderr

@@ -51,7 +51,7 @@ def test_usage_is_read_from_what_ptxas_says() -> None:
 @pytest.mark.parametrize("options", [(), ("MOKFX_TRACE",)], ids=["plain", "traced"])
 def test_kernels_compile_for_hopper_without_spills(cache: Path, options: tuple[str, ...]) -> None:
     made = build.build("sm_90a", options)
-    names = [f"mok_forward_{up}{down}" for up in "kn" for down in "kn"]
+    names = [f"mok_forward_{kind}{up}{down}" for kind in ("general_", "") for up in "kn" for down in "kn"]
     assert [usage.kernel for usage in made.usage] == names
     for usage in made.usage:
         assert (usage.stack, usage.spill_stores, usage.spill_loads) == (0, 0, 0), usage

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from mokfx.kernels import provider
+from mokfx.kernels.activation import activation, biases
 from mokfx.kernels.weights import Matrices, gate_and_up, matrices
+from mokfx.ops.activations import ACTIVATIONS
 from mokfx.ops.arguments import Call
 
 
@@ -50,8 +52,7 @@ CHANGES: dict[str, Callable[[], dict[str, object]]] = {
     "expert-parallel group": lambda: {"group_name": "0"},
     "torch.float16": lambda: {"x": torch.empty(5, 192, dtype=torch.float16)},
     "y torch.float32": lambda: {"out_dtype": torch.float32},
-    "'geglu'": lambda: {"activation": "geglu"},
-    "biases": lambda: {"b_down": [torch.empty(8, 192, dtype=torch.bfloat16)]},
+    "'geglu' is not built": lambda: {"activation": "geglu"},
     "shared expert": lambda: {"shared_w_gate": torch.empty(192, 64, dtype=torch.bfloat16)},
     "'input'": lambda: {"weight_on": "input"},
     "capacity": lambda: {"capacity": 3},
@@ -68,11 +69,41 @@ def test_every_refusal_says_why(reason: str) -> None:
     assert reason in (provider.call_reason(call(**CHANGES[reason]())) or "")
 
 
+def test_the_layer_of_gpt_oss_is_supported() -> None:
+    bias = {
+        name: [torch.empty(8, n, dtype=torch.bfloat16)] for name, n in (("b_gate", 128), ("b_up", 128), ("b_down", 192))
+    }
+    assert provider.call_reason(call(activation="clamped_swiglu", activation_args=[1.702, 7.0], **bias)) is None
+
+
+@pytest.mark.parametrize("name", ["swiglu", "clamped_swiglu", "geglu_tanh"])
+def test_activations_are_the_ops(name: str) -> None:
+    arguments = [1.702, 7.0] if name == "clamped_swiglu" else []
+    act = activation(name, arguments)
+    assert act is not None
+    gate, up = (torch.linspace(-12, 12, 97, dtype=torch.float64) for _ in range(2))
+    gate, up = gate[:, None].expand(97, 97), up.expand(97, 97)
+    g, u = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
+    ours = g * torch.sigmoid(g * (act.linear + act.cubic * g * g)) * (u + act.offset)
+    torch.testing.assert_close(ours, ACTIVATIONS[name].value(gate, up, arguments), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", ["gate_up", "up_gate", "interleaved"])
+def test_fused_biases_are_told_apart(layout: str) -> None:
+    gate, up = torch.arange(6.0).view(2, 3), -torch.arange(6.0).view(2, 3)
+    if layout == "interleaved":
+        fused = torch.stack([gate, up], -1).flatten(-2)
+    else:
+        fused = torch.cat([gate, up] if layout == "gate_up" else [up, gate], -1)
+    for given in ([fused], list(fused)):
+        found = biases(given, None, None, layout)
+        assert found.gate is not None and found.up is not None and found.down is None
+        assert torch.equal(found.gate, gate) and torch.equal(found.up, up)
+
+
 def test_interleaved_columns_side_by_side_are_refused() -> None:
     fused = torch.empty(8, 192, 256, dtype=torch.bfloat16)
-    assert "neither in nor out" in (
-        provider.call_reason(call(w_gate=[fused], w_up=[], gate_up="interleaved")) or ""
-    )
+    assert "neither in nor out" in (provider.call_reason(call(w_gate=[fused], w_up=[], gate_up="interleaved")) or "")
 
 
 def test_too_many_tokens_are_refused() -> None:
