@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ def supports(call: Call) -> str | None:
     return machine_reason(call.x.device) or call_reason(call)
 
 
+@functools.cache  # asked at every call
 def machine_reason(device: torch.device) -> str | None:
     """Why this machine cannot run the kernels on `device`, or None."""
     if device.type != "cuda" or not torch.cuda.is_available():
