@@ -21,8 +21,10 @@ from mokfx.passes.terms import (
     const,
     delta,
     div,
+    factors_of,
     integer,
     lin,
+    local_expert,
     lt,
     minus,
     mod,
@@ -64,7 +66,11 @@ def added(call: Call) -> Value:
     shape, (left, right) = _combine(call)
     sign = 1 if call.name == "aten.add" else -1
     alpha = call["alpha"] if call["alpha"] is not None else 1
-    return shape.with_body(_sum(call, left, right, sign * alpha))
+    body = _sum(call, left, right, sign * alpha)
+    if call.name == "aten.sub" and body is left:
+        # Less 0: on the first rank the local expert of a received row, as it is on the others.
+        body = local_expert(body, 0) or body
+    return shape.with_body(body)
 
 
 @rule("aten.rsub")
@@ -253,25 +259,25 @@ def _rounded(term: Term, dtype: torch.dtype) -> Term:
     """A cast, moved into a mask to the numbers that its indicators select: an indicator is exact in any dtype."""
     if term.op == "valid":
         return valid(term.args[0], _rounded(term.args[1], dtype))
-    if not any(_is_indicator(factor) for factor in _parts_of(term)):
-        return apply("cast", term, dtype)
-    if term.op == "add":
+    if term.op == "add" and all(_is_mask(part) for part in term.args):
         return add(_rounded(part, dtype) for part in term.args)
-    if term.op == "sum":
+    if term.op == "sum" and _is_mask(term):
         variable, body = open_sum(term)
         return total(variable, _rounded(body, dtype))
-    if term.op == "mul":
-        kept = [factor for factor in term.args if _is_indicator(factor)]
-        rest = mul(factor for factor in term.args if not _is_indicator(factor))
+    if term.op == "mul" and _is_mask(term):
+        kept = [factor for factor in term.args if _selects(factor)]
+        rest = mul(factor for factor in term.args if not _selects(factor))
         return mul([*kept, _rounded(rest, dtype)])
-    return term
+    return term if _selects(term) or term.op == "const" else apply("cast", term, dtype)
 
 
-def _parts_of(term: Term) -> list[Term]:
-    """The factors of a product, or those of each summand."""
-    if term.op in ("add", "mul"):
-        return [factor for part in term.args for factor in _parts_of(part)]
-    return _parts_of(term.args[1]) if term.op == "sum" else [term]
+def _is_mask(term: Term) -> bool:
+    """Whether indicators select where a number counts."""
+    return _is_mask(term.args[1]) if term.op == "sum" else any(_selects(factor) for factor in factors_of(term))
+
+
+def _selects(term: Term) -> bool:
+    return term.op != "const" and _is_indicator(term)
 
 
 def _whole_number(term: Term) -> bool:
