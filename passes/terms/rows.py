@@ -63,14 +63,18 @@ def fold_sorted(term: Term) -> Term:
 def fold_local(term: Term) -> Term:
     """A received row's expert less this rank's first expert is its local expert."""
     if term.op == "lin" and len(term.args[1]) == 1 and term.args[1][0][1] == 1:
-        inner = term.args[1][0][0]
-        if inner.op == "seg" and inner.args[1].op == "perm":
-            exchange, inverse, _ = inner.args[1].args
-            if not inverse and getattr(exchange, "keys_sent", None) == inner.args[0]:
-                first = exchange.first_expert
-                if first is not None and term.args[0] == -first:
-                    return mod(inner, exchange.local_experts)
+        return local_expert(term.args[1][0][0], -term.args[0]) or term
     return term
+
+
+def local_expert(term: Term, less: Size) -> Term | None:
+    """`term - less` as a local expert, if `term` is a received row's expert and `less` this rank's first expert."""
+    if term.op == "seg" and term.args[1].op == "perm":
+        exchange, inverse, _ = term.args[1].args
+        received = not inverse and getattr(exchange, "keys_sent", None) == term.args[0]
+        if received and exchange.first_expert is not None and less == exchange.first_expert:
+            return mod(term, exchange.local_experts)
+    return None
 
 
 def fold_regrouped(term: Term) -> Term:
