@@ -69,10 +69,7 @@ class MoE(nn.Module):
         order = slots.argsort(stable=True)
         rows = x[order // self.top_k]
         counts = F.one_hot(slots, self.num_experts).sum(0)
-        if self.group is None:
-            rows = self.feed(rows, counts)
-        else:
-            rows = self.feed_everywhere(rows, counts, self.group)
+        rows = self.feed(rows, counts) if self.group is None else self.feed_everywhere(rows, counts, self.group)
         rows = rows[order.argsort()].view(-1, self.top_k, x.shape[-1])
         return (rows * weights.unsqueeze(-1)).sum(1)
 

@@ -663,9 +663,9 @@ class _Shared:
         inner, body = open_sum(product)
         given = _factors(body)
         operands = [operand_of(factor, ()) for factor in given if self.input_operand(factor) is None]
-        if len(given) != 2 or len(operands) != 1 or operands[0] is None:
+        operand = operands[0] if len(given) == 2 and len(operands) == 1 else None
+        if operand is None:
             raise NotRecognised("not a shared expert")
-        (operand,) = operands
         if [i for i in operand.index if i.op != "int"] != [inner]:
             raise NotRecognised("not a shared expert")  # it must have one column
         return Matrix(operand, None, inner, integer(0))

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mokfx.kernels import provider as hopper
 from mokfx.ops import reference
 from mokfx.ops.arguments import Call
 from mokfx.ops.checks import check, check_gradient
@@ -13,6 +14,7 @@ from mokfx.ops.providers import REFERENCE, register_provider, select
 from mokfx.ops.schema import LIBRARY
 
 register_provider(REFERENCE, reference.forward, reference.backward, supports=lambda call: None)
+register_provider(hopper.NAME, hopper.run, hopper.backward, supports=hopper.supports, version=hopper.version)
 
 
 def _moe(*args: Any, **settings: Any) -> Tensor:

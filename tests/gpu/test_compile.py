@@ -13,15 +13,8 @@ if not torch.cuda.is_available():
 from torch._dynamo.utils import counters
 
 from mokfx.backend import mok
-from mokfx.kernels import provider
-from mokfx.ops import all_providers, register_provider
 
 pytestmark = pytest.mark.gpu
-
-if provider.NAME not in {known.name for known in all_providers()}:
-    register_provider(
-        provider.NAME, provider.run, provider.backward, supports=provider.supports, version=provider.version
-    )
 
 
 class MoE(nn.Module):
