@@ -7,6 +7,7 @@ the gradients of the rows that read it. Both graphs are run on probes, and the t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ class Function:
     forward: GraphModule
     backward: GraphModule
     arguments: tuple[Any, ...]
+    used: frozenset[int]
+    """Which results the graph uses: before torch 2.13 a function also returns its intermediate values."""
 
 
 def function_of(run: GraphRun, node: Node) -> Function | None:
@@ -40,7 +43,8 @@ def function_of(run: GraphRun, node: Node) -> Function | None:
     forward, backward, *arguments = run.fetch_args_kwargs_from_env(node)[0]
     if not (isinstance(forward, GraphModule) and isinstance(backward, GraphModule)):
         return None
-    return Function(forward, backward, tuple(arguments))
+    used = frozenset(user.args[1] for user in node.users if user.target is operator.getitem and user.users)
+    return Function(forward, backward, tuple(arguments), used)
 
 
 def outputs_of(run: GraphRun, function: Function) -> tuple[Any, ...]:
@@ -59,17 +63,18 @@ def why_not_mirror(run: GraphRun, function: Function) -> str | None:
     source = run.tracker.facts.leaf(probe, run.tracker.node)
     arguments = (*function.arguments[:which], probe, *function.arguments[which + 1 :])
     results, saved = _call_forward(run, function, arguments)
-    outputs = [r for r in results if _is_data(r)]
+    outputs = [i for i, r in enumerate(results) if _is_data(r) and i in function.used]
     if len(outputs) != 1:
         return "it returns more than one tensor of data"
-    (output,) = outputs
+    (returned_as,) = outputs
+    output = results[returned_as]
     forward = run.tracker.value(output)
     read = forward.body
     if read.op != "at" or read.args[0] is not source.body.args[0]:
         return "its forward does more than move rows"
     gradient = torch.empty_like(output, requires_grad=False)
     incoming = run.tracker.facts.leaf(gradient, run.tracker.node)
-    gradients = [gradient if r is output else None for r in results]
+    gradients = [gradient if i == returned_as else None for i in range(len(results))]
     returned = run.nested(function.backward, (*gradients, *saved))
     returned = returned if isinstance(returned, tuple | list) else (returned,)
     given = [g for g in returned if isinstance(g, torch.Tensor)]

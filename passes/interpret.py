@@ -263,6 +263,8 @@ class GraphRun(Interpreter):
         self.tracker = tracker
         self.inside = inside
         """The node of the outer graph, if this graph is the body of a function."""
+        self.autocasts: list[Any] = []
+        """The autocast regions that the graph is in."""
 
     def run_node(self, n: Node) -> Any:
         if self.inside is None:
@@ -272,6 +274,10 @@ class GraphRun(Interpreter):
             return self.run_higher_order(n)
         written = len(self.tracker.writes)
         result = self.recorded(super().run_node(n), n)
+        if n.target is torch.amp.autocast_mode._enter_autocast:
+            self.autocasts.append(result)
+        elif n.target is torch.amp.autocast_mode._exit_autocast:
+            self.autocasts.pop()
         if self.inside is None:
             self.call_by_node(result, n)
             self.look(result, n, {storage for _, storage in self.tracker.writes[written:]})
@@ -288,6 +294,11 @@ class GraphRun(Interpreter):
         leaf = value.body.args[0] if value.body.op == "at" else None
         if isinstance(leaf, Leaf) and leaf.tensor is result and leaf.node in node.all_input_nodes:
             leaf.node = node
+
+    def leave(self) -> None:
+        """Leave the regions that a run which ended early has entered."""
+        while self.autocasts:
+            torch.amp.autocast_mode._exit_autocast(self.autocasts.pop())
 
     def nested(self, body: GraphModule, arguments: Sequence[Any]) -> Any:
         """Run a function's body as part of the current node."""

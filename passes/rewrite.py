@@ -19,6 +19,7 @@ from mokfx.passes.interpret import GraphRun, Tracker
 from mokfx.passes.misses import Reason, near_misses
 from mokfx.passes.outcome import Match, Miss, Outcome
 from mokfx.passes.region import Dependencies, NotLegal, Region, erase, region_of
+from mokfx.passes.source import source_of
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +109,13 @@ def _rewrite_one(module: GraphModule, provider_check: ProviderCheck | None) -> t
         return [], []
     tracker = Tracker(gradients=torch.is_grad_enabled())
     run = GraphRun(module, tracker)
-    with running(fake_mode, tracker):
-        run.run(*placeholders)
+    try:
+        with running(fake_mode, tracker):
+            run.run(*placeholders)
+    except Exception as error:
+        return [], [_unreadable(tracker, error)]
+    finally:
+        run.leave()
     matches: list[Match] = []
     refused: list[tuple[Reason, set[object]]] = []
     covered: set[Node] = set()
@@ -132,6 +138,15 @@ def _rewrite_one(module: GraphModule, provider_check: ProviderCheck | None) -> t
         module.graph.lint()
         module.recompile()
     return matches, near_misses(tracker, refused, covered)
+
+
+def _unreadable(tracker: Tracker, error: Exception) -> Miss:
+    """A graph that cannot be run on its fake tensors is left alone; the model runs as it would without the pass."""
+    log.warning("mokfx could not read a graph, which stays as it was", exc_info=error)
+    source = source_of(tracker.node)
+    what = str(error).strip().split("\n")[0] or type(error).__name__
+    reason = f"the graph cannot be read beyond this line: {type(error).__name__}: {what}"
+    return Miss(reason, source.where, source.code, tracker.node.name)
 
 
 @contextmanager
