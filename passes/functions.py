@@ -43,8 +43,8 @@ def function_of(run: GraphRun, node: Node) -> Function | None:
     forward, backward, *arguments = run.fetch_args_kwargs_from_env(node)[0]
     if not (isinstance(forward, GraphModule) and isinstance(backward, GraphModule)):
         return None
-    used = frozenset(user.args[1] for user in node.users if user.target is operator.getitem and user.users)
-    return Function(forward, backward, tuple(arguments), used)
+    used = [user.args[1] for user in node.users if user.target is operator.getitem and user.users]
+    return Function(forward, backward, tuple(arguments), frozenset(i for i in used if isinstance(i, int)))
 
 
 def outputs_of(run: GraphRun, function: Function) -> tuple[Any, ...]:
