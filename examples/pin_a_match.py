@@ -26,7 +26,7 @@ class TestModel(TestCase):
 mokfx: 1 MoE layer became mok.moe (1 graph; 106 nodes, now 34)
 
 quickstart.py:35 `return (outputs * weights.unsqueeze(-1)).sum(1)`
-  router    scaled -> linear -> softmax -> top-2
+  router    linear -> softmax -> top-2
   dispatch  sorted by expert
   experts   swiglu, a product for each expert, gate and up apart
   combine   put back in order, summed over the choices, router weight on the output
