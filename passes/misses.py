@@ -23,6 +23,7 @@ UNREAD = {
     "aten.native_layer_norm": "an expert normalises its values, which is no part of the networks that the op computes",
 }
 """What to say of ops that ended understanding, where more can be said than that they have no rule."""
+CUT = "the gradient of the rows is cut here (detach or no_grad), where the op would give one"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,35 @@ def near_misses(tracker: Tracker, refused: list[tuple[Reason, set[object]]], cov
         reason = _best(tracker, owner, refused, nodes)
         source = source_of(reason.node)
         misses.append(Miss(reason.text, source.where, source.code, reason.node.name))
+    if not anchors and not covered:
+        misses += _lost_before_the_experts(tracker)
     return list(dict.fromkeys(misses))
+
+
+PRODUCTS = frozenset(("matmul", "mm", "bmm", "baddbmm", "linear", "einsum", "_grouped_mm", "grouped_mm"))
+
+
+def _lost_before_the_experts(tracker: Tracker) -> list[Miss]:
+    """Routed rows that something unread was done to, before they met the weights of any expert."""
+    for unread in tracker.unread:
+        if any(map(_is_rows, unread.inputs)) and _reaches_a_product(unread.node):
+            source = source_of(unread.node)
+            return [Miss(_unread_text(unread.name), source.where, source.code, unread.node.name)]
+    return []
+
+
+def _reaches_a_product(node: Node) -> bool:
+    todo, seen = [node], set()
+    while todo:
+        user = todo.pop()
+        if user in seen:
+            continue
+        seen.add(user)
+        if getattr(user.target, "__name__", str(user.target)) in PRODUCTS:
+            return True
+        todo.extend(user.users)
+        todo.extend(a for a in user.all_input_nodes if user is node and a.op != "placeholder")  # changed in place
+    return False
 
 
 def _best(tracker: Tracker, owner: object, refused: list[tuple[Reason, set[object]]], nodes: list[Node]) -> Reason:
@@ -57,7 +86,7 @@ def _best(tracker: Tracker, owner: object, refused: list[tuple[Reason, set[objec
         return about[-1]
     for node, whose in tracker.cuts:
         if owner in whose:
-            return Reason(node, "the gradient of the rows is cut here (detach or no_grad), where the op would give one")
+            return Reason(node, CUT)
     for node, text in tracker.functions:
         if owner in owners(tracker.function_inputs.get(node, ())):
             return Reason(node, f"an autograd.Function on the rows is not part of a layer: {text}")
@@ -67,6 +96,8 @@ def _best(tracker: Tracker, owner: object, refused: list[tuple[Reason, set[objec
     best: Reason | None = None
     if judged:
         depth, _, node, refusal = max(judged, key=lambda item: item[:2])
+        if "detached(" in refusal.reason:
+            return Reason(_blamed(tracker, node, ("aten.detach",), order), CUT)
         best = Reason(_blamed(tracker, node, refusal.blame, order), refusal.reason, depth)
     for unread in tracker.unread:
         if owner not in owners(unread.inputs) or not any(_is_rows(value) for value in unread.inputs):
