@@ -16,8 +16,8 @@ from mokfx.broken import find_broken
 from mokfx.capture import proving
 from mokfx.errors import MissError, MissWarning, describe_miss
 from mokfx.ops import Call, unsupported_reason
-from mokfx.passes import rewrite
 from mokfx.passes.outcome import Miss
+from mokfx.passes.rewrite import rewrite
 from mokfx.places import place_of_frames
 from mokfx.readable import readable
 from mokfx.report import GraphBreak, GraphReport

@@ -32,28 +32,28 @@ def test_explain_on_two_ranks() -> None:
 mokfx: no MoE layer was rewritten, 3 left alone (7 graphs, 3 graph breaks; 52 nodes)
 
 left alone:
-  demo_model.py:88 `sent = counts.view(self.ranks, local).sum(1).tolist()`: the graph broke
+  demo_model.py:85 `sent = counts.view(self.ranks, local).sum(1).tolist()`: the graph broke
       here, after demo_model.py:66 chose the experts and before they were combined (Operator
       `aten._local_scalar_dense.default` has a non-Tensor output whose value is dependent on the
       data of Tensor inputs); compile with fullgraph=True or with mokfx.compile(model), which
       capture sizes that depend on data
-  demo_model.py:90 `rows = all_to_all_single_autograd(rows, received, sent, group)`: the graph
+  demo_model.py:87 `rows = all_to_all_single_autograd(rows, received, sent, group)`: the graph
       that holds this all-to-all has no router, and its splits are constants: the graph broke
       between the two; compile with fullgraph=True or with mokfx.compile(model), which capture
       sizes that depend on data
-  demo_model.py:95 `return all_to_all_single_autograd(rows[order.argsort()], sent, received,
+  demo_model.py:92 `return all_to_all_single_autograd(rows[order.argsort()], sent, received,
       group)`: the graph that holds this all-to-all has no router, and its splits are constants:
       the graph broke between the two; compile with fullgraph=True or with mokfx.compile(model),
       which capture sizes that depend on data
 
 graph breaks:
-  demo_model.py:88 `sent = counts.view(self.ranks, local).sum(1).tolist()`: Operator
+  demo_model.py:85 `sent = counts.view(self.ranks, local).sum(1).tolist()`: Operator
       `aten._local_scalar_dense.default` has a non-Tensor output whose value is dependent on the
       data of Tensor inputs.
-  demo_model.py:89 `received = arriving.sum(1).tolist()`: Operator
+  demo_model.py:86 `received = arriving.sum(1).tolist()`: Operator
       `aten._local_scalar_dense.default` has a non-Tensor output whose value is dependent on the
       data of Tensor inputs.
-  demo_model.py:81 `parts = rows.split(counts.tolist())`: Operator
+  demo_model.py:78 `parts = rows.split(counts.tolist())`: Operator
       `aten._local_scalar_dense.default` has a non-Tensor output whose value is dependent on the
       data of Tensor inputs.""",
     )

@@ -44,7 +44,7 @@ def test_checkpointed(spelling: Spelling) -> None:
 
 @pytest.mark.parametrize("spelling", IN_FP32, ids=lambda s: s.id)
 def test_autocast(spelling: Spelling) -> None:
-    """fp32 weights compute in bf16: eager's dtypes, and no farther from eager than a few roundings."""
+    """fp32 weights compute in bf16: eager's dtypes, and a few roundings from eager, or what eager is from fp32."""
     layer = build(spelling, dtype=torch.float32)
     x, token_ids = layer.example()
     with torch.autocast("cpu", dtype=torch.bfloat16), compiled(layer) as (function, record):
@@ -52,14 +52,18 @@ def test_autocast(spelling: Spelling) -> None:
     assert len(record.calls) == 1, record.outcome.misses
     with torch.autocast("cpu", dtype=torch.bfloat16):
         eager = run(layer, layer, x, token_ids)
-    _assert_close(got, eager)
+    _assert_close(got, eager, run(layer, layer, x, token_ids))
 
 
-def _assert_close(got: Run, eager: Run) -> None:
-    for (name, a), (_, b) in zip(got.named(), eager.named(), strict=True):
+def _assert_close(got: Run, eager: Run, exact: Run) -> None:
+    for (name, a), (_, b), (_, best) in zip(got.named(), eager.named(), exact.named(), strict=True):
         assert (a is None) == (b is None), name
         if isinstance(b, Tensor):
             assert a.dtype == b.dtype, name
             if b.is_floating_point():
-                error = (a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30)
-                assert error < 6 * ROUNDING, f"{name}: {error:.1e}"
+                error = _distance(a, b)
+                assert error < max(6 * ROUNDING, 2 * _distance(b, best)), f"{name}: {error:.1e}"
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30))
