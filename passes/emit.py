@@ -30,8 +30,6 @@ class Emitter:
     def emit(self) -> Node:
         """The node that stands for the layer's output, in its dtype and shape."""
         layer, tensor = self.layer, self.region.found.tensor
-        with self.graph.inserting_after(self.region.found.node):
-            pass
         self.at = self.region.found.node
         x = self.rows(layer.x, layer.hidden)
         ids = self.ids(layer.ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,7 +170,3 @@ without positions, so reasoning treats it as a number that it does not know."""
 
 def shape_of(tensor: torch.Tensor) -> tuple[Size, ...]:
     return tuple(EMPTY if size == 0 else size for size in map(as_size, tensor.shape))
-
-
-def shapes_of(tensors: Sequence[torch.Tensor]) -> list[tuple[Size, ...]]:
-    return [shape_of(tensor) for tensor in tensors]

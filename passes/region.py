@@ -15,7 +15,6 @@ from torch.fx import Graph, Node
 
 from mokfx.passes.facts import storage_of
 from mokfx.passes.interpret import Found, GraphRun, Tracker
-from mokfx.passes.source import source_of
 from mokfx.passes.terms import Term, as_size
 from mokfx.passes.value import Leaf, Stack
 
@@ -304,8 +303,3 @@ def _cancels(first: Node, second: Node) -> bool:
         return second.target is torch.amp.autocast_mode._exit_autocast and second.args[0] is first
     switch = torch._C._set_grad_enabled
     return first.target is switch and second.target is switch and not first.users
-
-
-def reason_place(node: Node) -> tuple[str, str]:
-    source = source_of(node)
-    return source.where, source.code
