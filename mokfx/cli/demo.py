@@ -16,7 +16,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from mokfx.demo import run  # brings torch, which no other command's --help should wait for
+    from mokfx.demo import run  # Inductor and process groups: only when asked for
 
     return run(arguments.ranks, arguments.steps, arguments.seed)
 
