@@ -114,7 +114,18 @@ def run(call: Call) -> Tensor:
     return forward(x, call.topk_ids.contiguous(), weights, *found, act=act, bias=bias)
 
 
-def backward(grad_y: Tensor, call: Call) -> list[Tensor]:
+def run_saving(call: Call) -> tuple[Tensor, Tensor]:
+    """`mok::moe_forward` of a call that `supports` accepts: y and the pre-activations of `saved_shape`."""
+    raise RuntimeError(f"mok.moe: provider {NAME!r} has no backward yet, so there is nothing to save for one")
+
+
+def saved_shape(call: Call) -> tuple[int | torch.SymInt, ...]:
+    """[2, rows, I]: gate's and up's outputs of each sorted row, before the activation; rows = n + 64 E in whole 64s."""
+    rows = (call.topk_ids.numel() // UNIT + call.num_experts) * UNIT
+    return 2, rows, call.w_down[0].shape[-2]
+
+
+def backward(grad_y: Tensor, call: Call, saved: Tensor | None) -> list[Tensor]:
     """Not built: raises RuntimeError that says what to do. `supports` refuses calls known to need it."""
     raise RuntimeError(
         f"mok.moe: provider {NAME!r} has no backward yet: run the forward under torch.no_grad(), or choose "

@@ -54,17 +54,17 @@ def salted(patches: Mapping[str, Any], salt: str) -> dict[str, Any]:
 
 
 def holds_mok_op(gm: GraphModule) -> bool:
-    """Whether the graph, or one nested in it, calls `mok.moe` or its backward."""
+    """Whether the graph, or one nested in it, calls `mok.moe` or what it runs as."""
     graphs = (module.graph for module in gm.modules() if isinstance(module, GraphModule))
     return any(is_mok_op(node) for graph in graphs for node in graph.nodes)
 
 
 def is_mok_op(node: Node) -> bool:
-    """Whether `node` calls `mok.moe` or its backward."""
+    """Whether `node` calls `mok.moe` or what it runs as."""
     if isinstance(node.target, torch._ops.OpOverload):
         name: str = node.target._schema.name
     elif isinstance(node.target, torch._ops.OpOverloadPacket):
         name = node.target._qualified_op_name
     else:
         return False
-    return name in ("mok::moe", "mok::moe_backward")
+    return name in ("mok::moe", "mok::moe_forward", "mok::moe_backward")

@@ -12,6 +12,7 @@ from mokfx.ops import fake as fake
 from mokfx.ops.arguments import Call
 from mokfx.ops.checks import check
 from mokfx.ops.providers import (
+    Provider,
     all_providers,
     get_provider,
     register_provider,
@@ -25,6 +26,7 @@ from mokfx.ops.schema import MOE as OP
 __all__ = [
     "OP",
     "Call",
+    "Provider",
     "all_providers",
     "check",
     "fingerprint",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mokfx.ops.arguments import Call
 from mokfx.ops.checks import check, check_gradient
+from mokfx.ops.providers import select
 from mokfx.ops.schema import LIBRARY
 
 
@@ -19,8 +20,15 @@ def _moe(*args: Any, **settings: Any) -> Tensor:
     return call.x.new_empty(call.x.shape, dtype=call.y_dtype)
 
 
+@torch.library.register_fake("mok::moe_forward", lib=LIBRARY)
+def _moe_forward(*args: Any, **settings: Any) -> tuple[Tensor, Tensor]:
+    call = Call(*args, **settings)
+    y = _moe(*args, **settings)
+    return y, call.x.new_empty(select(call).saved_shape(call))
+
+
 @torch.library.register_fake("mok::moe_backward", lib=LIBRARY)
-def _moe_backward(grad_y: Tensor, *args: Any, **settings: Any) -> list[Tensor]:
+def _moe_backward(grad_y: Tensor, *args: Any, saved: Tensor | None = None, **settings: Any) -> list[Tensor]:
     call = Call(*args, **settings)
     check(call)
     check_gradient(grad_y, call)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from mokfx.ops.arguments import Call
@@ -22,15 +23,19 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Provider:
-    """An implementation of `mok::moe` and `mok::moe_backward`; its calls passed `check`."""
+    """An implementation of the ops; its calls passed `check`."""
 
     name: str
     forward: Callable[[Call], Tensor]
     """y of the call."""
-    backward: Callable[[Tensor, Call], list[Tensor]]
-    """From grad_y and the call, the gradients as schema.py orders them."""
+    forward_saving: Callable[[Call], tuple[Tensor, Tensor]]
+    """y, and what the backward wants besides the call: x's dtype, and `saved_shape`."""
+    backward: Callable[[Tensor, Call, Tensor | None], list[Tensor]]
+    """From grad_y, the call and what was saved, if it was, the gradients as schema.py orders them."""
     supports: Callable[[Call], str | None]
     """None, or the reason why not. Asked about fake tensors as well: it reads no values."""
+    saved_shape: Callable[[Call], tuple[int | torch.SymInt, ...]]
+    """Of what `forward_saving` keeps: two sizes or more, or `(0,)` for nothing. Asked about fake tensors as well."""
     version: Callable[[], str]
     """What changes when its numbers may: it becomes part of `fingerprint()`."""
 
@@ -39,21 +44,15 @@ _providers: dict[str, Provider] = {}
 _requested = AUTO
 
 
-def register_provider(
-    name: str,
-    forward: Callable[[Call], Tensor],
-    backward: Callable[[Tensor, Call], list[Tensor]],
-    supports: Callable[[Call], str | None],
-    version: Callable[[], str] = lambda: "",
-) -> None:
-    """Make an implementation known under `name`; "auto" asks providers in the order of registration.
+def register_provider(provider: Provider) -> None:
+    """Make an implementation known; "auto" asks providers in the order of registration.
 
     Raises:
         ValueError: the name is taken.
     """
-    if name in _providers or name == AUTO:
-        raise ValueError(f"mok.moe: a provider named {name!r} exists already; choose another name")
-    _providers[name] = Provider(name, forward, backward, supports, version)
+    if provider.name in _providers or provider.name == AUTO:
+        raise ValueError(f"mok.moe: a provider named {provider.name!r} exists already; choose another name")
+    _providers[provider.name] = provider
 
 
 def all_providers() -> tuple[Provider, ...]:

@@ -1,7 +1,7 @@
-"""The definition of `mok::moe` and `mok::moe_backward`: what a call says, and what each argument means.
+"""The definition of `mok::moe` and of its forward and backward: what a call says, and what each argument means.
 
 `mok::moe` returns `y` `[T, H]`, contiguous, of dtype `out_dtype`: for every token the weighted sum of the
-outputs of its chosen experts, plus the shared expert's output if there is one. Both ops are functional.
+outputs of its chosen experts, plus the shared expert's output if there is one. All ops are functional.
 
 Letters: T tokens on this rank, k choices of a token, H hidden size, I an expert's width, S the shared
 expert's, E experts of all ranks, R ranks of the group. A slot is a (token, choice) pair.
@@ -51,7 +51,12 @@ out_dtype
 group_name
     Name of the expert-parallel process group; each of its ranks must make the call. None: one rank.
 
-`mok::moe_backward(grad_y, ...)` takes `grad_y` `[T, H]` of y's dtype and the same arguments. It returns
+`mok::moe_forward(...)` is what runs in place of `mok::moe` where a gradient will be asked for: it returns
+`(y, saved)`, the same y and what the provider keeps for the backward besides the arguments: of x's dtype, of two
+dimensions or more, in a shape that the provider names; `[0]` if it keeps nothing.
+
+`mok::moe_backward(grad_y, ..., saved=None)` takes `grad_y` `[T, H]` of y's dtype, the same arguments, and what
+`mok::moe_forward` saved; without it the provider computes that again. It returns
 `[dx, d_topk_weights, *d_w_gate, *d_w_up, *d_w_down, *d_b_gate, *d_b_up, *d_b_down]` and then those of
 `[d_shared_w_gate, d_shared_w_up, d_shared_w_down, d_shared_sigmoid]` that have an input. Each has its input's
 shape and dtype. `dx` and `d_topk_weights` are contiguous; the others have the strides of
@@ -82,12 +87,16 @@ _ARGUMENTS = """
 
 LIBRARY = torch.library.Library("mok", "DEF")
 LIBRARY.define(f"moe({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.define(f"moe_backward(Tensor grad_y, {_ARGUMENTS}) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.define(f"moe_forward({_ARGUMENTS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.define(
+    f"moe_backward(Tensor grad_y, {_ARGUMENTS}, Tensor? saved=None) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,)
+)
 
 MOE: torch._ops.OpOverload = torch.ops.mok.moe.default
+MOE_FORWARD: torch._ops.OpOverload = torch.ops.mok.moe_forward.default
 MOE_BACKWARD: torch._ops.OpOverload = torch.ops.mok.moe_backward.default
 
 # The call is a rendezvous: every rank must make it, also one whose result is empty or unused. Else Inductor
 # folds a call with T = 0 into an empty constant, and the other ranks wait for this one.
-for _op in (MOE, MOE_BACKWARD):
+for _op in (MOE, MOE_FORWARD, MOE_BACKWARD):
     torch.fx.node.has_side_effect(_op)

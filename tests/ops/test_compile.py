@@ -14,6 +14,7 @@ from mokfx.ops import OP
 from tests.ops.caches import no_graph_caches
 from tests.ops.cases import Case, Inputs, build
 
+FORWARD = torch.ops.mok.moe_forward.default
 BACKWARD = torch.ops.mok.moe_backward.default
 
 SOME = [
@@ -41,6 +42,14 @@ def test_opcheck_of_moe(case: Case) -> None:
     inputs = build(case).require_grad()
     results = torch.library.opcheck(OP, tuple(inputs.args), inputs.settings)
     assert set(results.values()) == {"SUCCESS"} and len(results) == 4
+
+
+@pytest.mark.parametrize("case", SOME[:2], ids=str)
+def test_opcheck_of_moe_forward(case: Case) -> None:
+    inputs = build(case)
+    results = torch.library.opcheck(FORWARD, tuple(inputs.args), inputs.settings)
+    assert set(results.values()) == {"SUCCESS"} and len(results) == 4
+    assert torch.equal(FORWARD(*inputs.args, **inputs.settings)[0], OP(*inputs.args, **inputs.settings))
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)
@@ -145,7 +154,7 @@ def test_no_call_is_optimised_away(backend: str, tokens: int) -> None:
     with torch.profiler.profile() as profile:
         compiled(x).sum().backward()
     calls = {event.key: event.count for event in profile.key_averages() if event.key.startswith("mok::")}
-    assert calls == {"mok::moe": 1, "mok::moe_backward": 1}
+    assert calls == {"mok::moe_forward": 1, "mok::moe_backward": 1}
 
 
 def test_functional_transforms_of_the_outputs_still_trace() -> None:
@@ -160,4 +169,4 @@ def test_functional_transforms_of_the_outputs_still_trace() -> None:
         return torch.autograd.grad(y.sum(), x)[0]
 
     targets = [node.target for node in make_fx(step)(inputs.args[0]).graph.nodes]
-    assert targets.count(OP) == 1 and targets.count(BACKWARD) == 1
+    assert targets.count(FORWARD) == 1 and OP not in targets and targets.count(BACKWARD) == 1

@@ -13,6 +13,7 @@ from torch import Tensor
 from mokfx.ops import (
     OP,
     Call,
+    Provider,
     all_providers,
     fingerprint,
     get_provider,
@@ -40,15 +41,29 @@ class Fused:
     def __init__(self, name: str, *devices: str) -> None:
         self.calls: list[str] = []
         self.devices = devices
-        register_provider(name, self.forward, self.backward, self.supports, version=lambda: "7")
+        register_provider(
+            Provider(
+                name,
+                forward=self.forward,
+                forward_saving=self.forward_saving,
+                backward=self.backward,
+                supports=self.supports,
+                saved_shape=lambda call: (2, call.x.shape[0]),
+                version=lambda: "7",
+            )
+        )
 
     def forward(self, call: Call) -> Tensor:
         self.calls.append("forward")
         return registry._providers["reference"].forward(call)
 
-    def backward(self, grad_y: Tensor, call: Call) -> list[Tensor]:
-        self.calls.append("backward")
-        return registry._providers["reference"].backward(grad_y, call)
+    def forward_saving(self, call: Call) -> tuple[Tensor, Tensor]:
+        self.calls.append("forward_saving")
+        return registry._providers["reference"].forward(call), call.x.new_full((2, call.x.shape[0]), 3)
+
+    def backward(self, grad_y: Tensor, call: Call, saved: Tensor | None) -> list[Tensor]:
+        self.calls.append("backward" if saved is None else f"backward of {saved.shape} {saved.sum():g}")
+        return registry._providers["reference"].backward(grad_y, call, None)
 
     def supports(self, call: Call) -> str | None:
         if call.x.device.type not in self.devices:
@@ -138,12 +153,22 @@ def test_the_setting_decides_what_the_op_runs_forward_and_backward() -> None:
     with use_provider("fused"):
         assert get_provider() == "fused"
         OP(*inputs.args, **inputs.settings).sum().backward()
-    assert fused.calls == ["forward", "backward"]
+    assert fused.calls == ["forward_saving", "backward of torch.Size([2, 11]) 66"]
     assert get_provider() == "auto"
     OP(*inputs.args, **inputs.settings)
     set_provider("fused")
-    OP(*inputs.args, **inputs.settings)
-    assert fused.calls == ["forward", "backward", "forward"]
+    with torch.no_grad():
+        OP(*inputs.args, **inputs.settings)
+    assert fused.calls[2:] == ["forward"]
+
+
+def test_what_the_forward_saved_reaches_the_backward_of_compiled_code() -> None:
+    fused = Fused("fused", "cpu")
+    inputs = build(Case(dtype=torch.bfloat16)).require_grad()
+    compiled = torch.compile(lambda x: OP(x, *inputs.args[1:], **inputs.settings).cos(), backend="aot_eager")
+    with use_provider("fused"):
+        compiled(inputs.args[0]).sum().backward()
+    assert fused.calls == ["forward_saving", "backward of torch.Size([2, 11]) 66"]
 
 
 def test_the_setting_holds_for_compiled_code() -> None:
