@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mokfx.passes import rules
+from mokfx.passes.custom_ops import in_aten
 from mokfx.passes.facts import Facts, shape_of, storage_of
 from mokfx.passes.functions import function_of, outputs_of, why_not_mirror
 from mokfx.passes.layer import Layer
@@ -77,7 +78,7 @@ class Tracker(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if func.namespace != "prim":
-            self._record(Call(self, func, args, kwargs, out))
+            self._record(Call(self, *in_aten(func, args, kwargs), out))
         return out
 
     def value(self, tensor: torch.Tensor) -> Value:
