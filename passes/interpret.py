@@ -73,6 +73,8 @@ class Tracker(TorchDispatchMode):
         self.unread: list[Unread] = []
         self.writes: list[tuple[Node, int]] = []
         """Each in-place change: the node that made it and the storage that it changed."""
+        self.said: dict[Node, Value] = {}
+        """The fact of each node's tensor when the node had run; later ones may change the tensor in place."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -290,8 +292,8 @@ class GraphRun(Interpreter):
             return
         value = self.tracker.facts.get(result)
         if value is None:
-            self.tracker.facts.leaf(result, node)
-            return
+            value = self.tracker.facts.leaf(result, node)
+        self.tracker.said[node] = value
         leaf = value.body.args[0] if value.body.op == "at" else None
         if isinstance(leaf, Leaf) and leaf.tensor is result and leaf.node in node.all_input_nodes:
             leaf.node = node

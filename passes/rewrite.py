@@ -18,6 +18,7 @@ from mokfx.passes.facts import shape_of
 from mokfx.passes.interpret import GraphRun, Tracker
 from mokfx.passes.misses import Reason, near_misses
 from mokfx.passes.outcome import Match, Miss, Outcome
+from mokfx.passes.reading import Reading, Watch
 from mokfx.passes.region import Dependencies, NotLegal, Region, erase, region_of
 from mokfx.passes.source import source_of
 
@@ -26,19 +27,22 @@ log = logging.getLogger(__name__)
 ProviderCheck = Callable[..., str | None]
 
 
-def rewrite(module: GraphModule, provider_check: ProviderCheck | None = None) -> Outcome:
+def rewrite(
+    module: GraphModule, provider_check: ProviderCheck | None = None, watch: Watch | None = None
+) -> Outcome:
     """Rewrite a Dynamo graph in place, and the graphs nested in it.
 
     Args:
         module: what a backend is given; its nodes carry `example_value`.
         provider_check: called with the op's arguments (fake tensors) by keyword `args` and `kwargs`; says why no
             provider can run the call, or None.
+        watch: called for each graph that was read, with how it was understood.
     """
     begin = time.perf_counter()
     matches: list[Match] = []
     misses: list[Miss] = []
     for graph_module in graphs_in(module):
-        found, missed = _rewrite_one(graph_module, provider_check)
+        found, missed = _rewrite_one(graph_module, provider_check, watch)
         matches += found
         misses += missed
     return Outcome(tuple(matches), tuple(misses), time.perf_counter() - begin)
@@ -102,7 +106,9 @@ def _routes(node: Node) -> bool:
     return name.split(".")[0] in ROUTING or "grouped_mm" in name
 
 
-def _rewrite_one(module: GraphModule, provider_check: ProviderCheck | None) -> tuple[list[Match], list[Miss]]:
+def _rewrite_one(
+    module: GraphModule, provider_check: ProviderCheck | None, watch: Watch | None
+) -> tuple[list[Match], list[Miss]]:
     placeholders = [n.meta.get("example_value") for n in module.graph.nodes if n.op == "placeholder"]
     fake_mode = _fake_mode(placeholders)
     if fake_mode is None or any(value is None for value in placeholders) or not may_hold_layer(module):
@@ -116,10 +122,10 @@ def _rewrite_one(module: GraphModule, provider_check: ProviderCheck | None) -> t
         return [], [_unreadable(tracker, error)]
     finally:
         run.leave()
-    matches: list[Match] = []
+    layers: list[tuple[Region, Match]] = []
     refused: list[tuple[Reason, set[object]]] = []
     covered: set[Node] = set()
-    needs = Dependencies(module.graph, run, tracker)
+    needs = captured = Dependencies(module.graph, run, tracker)
     for found in reversed(tracker.found):
         if found.node in covered:
             continue
@@ -130,14 +136,17 @@ def _rewrite_one(module: GraphModule, provider_check: ProviderCheck | None) -> t
             refused.append((Reason(why.node, why.reason), set(found.layer.ids.leaves)))
             continue
         covered |= set(region.erased)
-        matches.insert(0, describe_match(region, node, tracker))
+        layers.insert(0, (region, describe_match(region, node, tracker)))
         erase(module.graph, region)
         needs = Dependencies(module.graph, run, tracker)
-    if matches:
+    if layers:
         module.delete_all_unused_submodules()  # the bodies of functions that are gone
         module.graph.lint()
         module.recompile()
-    return matches, near_misses(tracker, refused, covered)
+    misses = near_misses(tracker, refused, covered)
+    if watch is not None:
+        watch(Reading(module, captured.of, run.env, tracker, tuple(layers), tuple(misses)))
+    return [match for _, match in layers], misses
 
 
 def _unreadable(tracker: Tracker, error: Exception) -> Miss:
