@@ -103,10 +103,22 @@ __device__ __forceinline__ void tma_load(const TensorMap* map, uint64_t* barrier
                  ::"r"(smem(to)), "l"(map), "r"(smem(barrier)), "r"(x), "r"(y), "r"(z) : "memory");
 }
 
-__device__ __forceinline__ void tma_store(const TensorMap* map, const void* from, int x, int y) {
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+__device__ __forceinline__ void tma_store_uncommitted(const TensorMap* map, const void* from, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
                  ::"l"(map), "r"(smem(from)), "r"(x), "r"(y) : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+__device__ __forceinline__ void tma_store(const TensorMap* map, const void* from, int x, int y) {
+    tma_store_uncommitted(map, from, x, y);
+    tma_store_commit();
+}
+
+__device__ __forceinline__ void tma_store(const TensorMap* map, const void* from, int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+                 ::"l"(map), "r"(smem(from)), "r"(x), "r"(y), "r"(z) : "memory");
+    tma_store_commit();
 }
 
 template <int N> __device__ __forceinline__ void tma_store_wait_read() {  // all but N have left shared memory
@@ -130,8 +142,8 @@ __device__ __forceinline__ void copy_wait_all() { asm volatile("cp.async.wait_al
 // ---- tensor cores
 
 // A matrix in shared memory in rows of 128 bytes, swizzled by 128 bytes, as TMA writes it. K-major: `stride` 1024 bytes
-// from 8 rows to the next 8. Transposed (N-major: a row holds 64 columns of one k): `stride` 1024 bytes from 8 k to the
-// next 8, `leading` bytes from 64 columns to the next 64.
+// from 8 rows to the next 8. Transposed (a row holds 64 columns of b, or 64 rows of a, of one k): `stride` 1024 bytes from
+// 8 k to the next 8, `leading` bytes from 64 columns to the next 64.
 __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leading) {
     constexpr uint64_t stride = 1024, swizzle_128 = 1;
     return swizzle_128 << 62 | (stride >> 4) << 32 | uint64_t(leading >> 4) << 16 | (address & 0x3ffff) >> 4;
@@ -147,7 +159,7 @@ template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wg
 // d[64 x N] += a[64 x 16] b[16 x N], bf16 with fp32 accumulators, N = 128 or 256. Thread t of the warpgroup holds, for
 // each 8 columns j, d[4j], d[4j+1]: row 16 (t / 32) + t % 32 / 4, columns 8j + 2 (t % 4) and the next; d[4j+2], d[4j+3]:
 // the same 8 rows on.
-template <bool TRANSPOSED>
+template <bool TRANSPOSED, bool A_TRANSPOSED = false>
 __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -155,12 +167,12 @@ __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b) {
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, 1, 1, 1, 0, %66;"
+        "%64, %65, 1, 1, 1, %67, %66;"
         : MOKFX_F16(0), MOKFX_F16(16), MOKFX_F16(32), MOKFX_F16(48)
-        : "l"(a), "l"(b), "n"(TRANSPOSED ? 1 : 0));
+        : "l"(a), "l"(b), "n"(TRANSPOSED ? 1 : 0), "n"(A_TRANSPOSED ? 1 : 0));
 }
 
-template <bool TRANSPOSED>
+template <bool TRANSPOSED, bool A_TRANSPOSED = false>
 __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
@@ -172,10 +184,10 @@ __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b) {
         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
         "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
         "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, 1, 1, 1, 0, %130;"
+        "%128, %129, 1, 1, 1, %131, %130;"
         : MOKFX_F16(0), MOKFX_F16(16), MOKFX_F16(32), MOKFX_F16(48), 
           MOKFX_F16(64), MOKFX_F16(80), MOKFX_F16(96), MOKFX_F16(112)
-        : "l"(a), "l"(b), "n"(TRANSPOSED ? 1 : 0));
+        : "l"(a), "l"(b), "n"(TRANSPOSED ? 1 : 0), "n"(A_TRANSPOSED ? 1 : 0));
 }
 
 #undef MOKFX_F4
@@ -187,10 +199,25 @@ __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t
                  ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+// The same of the transposed matrices.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// The inverse of store_matrices.
+__device__ __forceinline__ void load_matrices(uint32_t from, uint32_t (&m)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(from) : "memory");
+}
+
 __device__ __forceinline__ uint32_t pack(float low, float high) {  // rounds to nearest even
     uint32_t both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
+
+__device__ __forceinline__ float unpack_low(uint32_t both) { return __uint_as_float(both << 16); }
+__device__ __forceinline__ float unpack_high(uint32_t both) { return __uint_as_float(both & 0xffff0000u); }
 
 }  // namespace mokfx
