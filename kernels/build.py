@@ -1,7 +1,8 @@
-"""Compiles the CUDA kernels with nvcc into a cubin, kept in a user cache, and reports what each kernel takes.
+"""Compiles the CUDA kernels with nvcc into cubins, kept in a user cache, and reports what each kernel takes.
 
-Needs nvcc 12.8 or newer and no GPU. The cache key is the hash of the sources, the architecture and the
-options, so an edited kernel is compiled anew and a compiled one is found again by every process.
+Each source file `kernels/NAME.cu` becomes one cubin. Needs nvcc 12.8 or newer and no GPU. The cache key is the
+hash of the file, the headers, the architecture and the options, so an edited kernel is compiled anew and a
+compiled one is found again by every process.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 log = logging.getLogger("mokfx.kernels")
 
 SOURCE = Path(__file__).parent
-FLAGS = ("-O3", "-std=c++17", "-lineinfo")
+FLAGS = ("-O3", "-std=c++17", "-lineinfo", "-Xptxas", "-v")
+ARCHITECTURES = ("sm_90a",)
+"""What the kernels are written for: wgmma and setmaxnreg are sm_90a's own."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +40,36 @@ class Usage:
     spill_stores: int
     spill_loads: int
 
+    @property
+    def spilled(self) -> int:
+        """Bytes of registers moved to memory and back."""
+        return self.spill_stores + self.spill_loads
+
 
 @dataclass(frozen=True)
 class Build:
-    """A compiled set of kernels."""
+    """One compiled source file."""
 
+    name: str
     cubin: Path
     arch: str
     options: tuple[str, ...]
     usage: tuple[Usage, ...]
     key: str
 
-    def table(self) -> str:
-        """A line a kernel: registers, shared memory, spilled bytes."""
-        rows = [f"{'kernel':<24}{'registers':>10}{'shared':>8}{'stack':>7}{'spilled':>9}"]
-        rows += [
-            f"{u.kernel:<24}{u.registers:>10}{u.shared:>8}{u.stack:>7}{u.spill_stores + u.spill_loads:>9}"
-            for u in self.usage
-        ]
-        return "\n".join(rows)
+
+def table(builds: Iterable[Build]) -> str:
+    """A line a kernel: registers a thread, bytes of static shared memory, of stack, and spilled."""
+    rows = [f"{'kernel':<28}{'registers':>10}{'shared':>8}{'stack':>7}{'spilled':>9}"]
+    rows += [
+        f"{u.kernel:<28}{u.registers:>10}{u.shared:>8}{u.stack:>7}{u.spilled:>9}" for b in builds for u in b.usage
+    ]
+    return "\n".join(rows)
+
+
+def names() -> tuple[str, ...]:
+    """The source files, without .cu."""
+    return tuple(sorted(file.stem for file in SOURCE.glob("*.cu")))
 
 
 def cache_folder() -> Path:
@@ -64,10 +79,10 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mokfx" / "kernels"
 
 
-def source_key(arch: str = "sm_90a", options: Sequence[str] = ()) -> str:
-    """The cache key: a hash of all kernel sources, the architecture and the options."""
-    digest = hashlib.sha256(repr((arch, tuple(options), FLAGS)).encode())
-    for file in sorted([*SOURCE.glob("*.cu"), *SOURCE.glob("*.cuh")]):
+def source_key(name: str = "*", arch: str = "sm_90a", options: Sequence[str] = ()) -> str:
+    """The cache key: a hash of the source `name` (of all for "*"), the headers, the architecture and the options."""
+    digest = hashlib.sha256(repr((name, arch, tuple(options), FLAGS)).encode())
+    for file in sorted([*SOURCE.glob(f"{name}.cu"), *SOURCE.glob("*.cuh")]):
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:20]
 
@@ -88,7 +103,7 @@ def find_nvcc() -> str:
 
 def unavailable(arch: str = "sm_90a") -> str | None:
     """Why there are no kernels for `arch`, neither compiled nor to compile, or None."""
-    if (cache_folder() / source_key(arch) / "usage.json").exists():
+    if all((cache_folder() / source_key(name, arch) / "usage.json").exists() for name in names()):
         return None
     try:
         find_nvcc()
@@ -113,53 +128,55 @@ def parse_usage(text: str) -> tuple[Usage, ...]:
     return tuple(sorted(found, key=lambda usage: usage.kernel))
 
 
-def build(arch: str = "sm_90a", options: Sequence[str] = (), *, force: bool = False) -> Build:
-    """Compiles the forward kernels for `arch`, or finds them in the cache.
+def build(name: str, arch: str = "sm_90a", options: Sequence[str] = (), *, force: bool = False) -> Build:
+    """Compiles `kernels/NAME.cu` for `arch`, or finds it in the cache.
 
-    `options` are macros to define, such as "MOKFX_TRACE". Raises RuntimeError with nvcc's words if it fails,
-    or if ptxas says that it had to serialize the tensor core instructions.
+    `options` are macros to define, such as "MOKFX_TRACE". Raises ValueError for an unknown name or architecture,
+    and RuntimeError with nvcc's words if it fails, or if ptxas says that it had to serialize the tensor core
+    instructions.
     """
-    key = source_key(arch, options)
+    if name not in names():
+        raise ValueError(f"no kernel source is named {name!r}; there are {', '.join(names())}")
+    if arch not in ARCHITECTURES:
+        raise ValueError(f"the kernels cannot be built for {arch!r}; they are written for {', '.join(ARCHITECTURES)}")
+    key = source_key(name, arch, options)
     folder = cache_folder() / key
-    cubin, record = folder / "forward.cubin", folder / "usage.json"
+    cubin, record = folder / f"{name}.cubin", folder / "usage.json"
     if force or not (cubin.exists() and record.exists()):
-        _compile(arch, options, folder)
+        _compile(name, arch, options, folder)
     usage = tuple(Usage(**entry) for entry in json.loads(record.read_text()))
-    return Build(cubin, arch, tuple(options), usage, key)
+    return Build(name, cubin, arch, tuple(options), usage, key)
 
 
-def _compile(arch: str, options: Sequence[str], folder: Path) -> None:
+def build_all(arch: str = "sm_90a", options: Sequence[str] = (), *, force: bool = False) -> tuple[Build, ...]:
+    """`build` of every source file, side by side."""
+    with ThreadPoolExecutor() as pool:
+        return tuple(pool.map(lambda name: build(name, arch, options, force=force), names()))
+
+
+def _compile(name: str, arch: str, options: Sequence[str], folder: Path) -> None:
     nvcc = find_nvcc()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    log.warning("mokfx: compiling kernels for %s into %s (about 10 s, once)", arch, folder)
+    log.warning("mokfx: compiling kernels/%s.cu for %s into %s (tens of seconds, once)", name, arch, folder)
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(dir=folder.parent) as name:  # then renamed, so that nobody sees half a build
-        scratch = Path(name)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as directory:  # renamed, so that nobody sees half a build
+        scratch = Path(directory)
         target = arch.removeprefix("sm_")
-        command = [
-            nvcc,
-            f"-gencode=arch=compute_{target},code=sm_{target}",
-            "-cubin",
-            *FLAGS,
-            "-Xptxas",
-            "-v",
-        ]
-        command += [
-            *(f"-D{option}" for option in options),
-            "-o",
-            str(scratch / "forward.cubin"),
-            str(SOURCE / "forward.cu"),
-        ]
+        command = [nvcc, f"-gencode=arch=compute_{target},code=sm_{target}", "-cubin", *FLAGS]
+        command += [f"-D{option}" for option in options]
+        command += ["-o", str(scratch / f"{name}.cubin"), str(SOURCE / f"{name}.cu")]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         said = run.stdout + run.stderr
         if run.returncode != 0:
             raise RuntimeError(
-                f"nvcc could not compile the kernels for {arch} (needs nvcc 12.8 or newer). It said:\n{said}"
+                f"nvcc could not compile kernels/{name}.cu for {arch} (needs nvcc 12.8 or newer). It said:\n{said}"
             )
         if "serialized" in said:
-            raise RuntimeError(f"ptxas serialized the tensor core instructions for {arch}: slow. It said:\n{said}")
+            raise RuntimeError(
+                f"ptxas serialized the tensor core instructions of kernels/{name}.cu for {arch}: slow. It said:\n{said}"
+            )
         (scratch / "usage.json").write_text(json.dumps([asdict(usage) for usage in parse_usage(said)]))
         folder.mkdir(exist_ok=True)
-        for file in ("forward.cubin", "usage.json"):
+        for file in (f"{name}.cubin", "usage.json"):
             os.replace(scratch / file, folder / file)
-    log.info("mokfx: compiled in %.1f s", time.perf_counter() - start)
+    log.info("mokfx: compiled kernels/%s.cu in %.1f s", name, time.perf_counter() - start)

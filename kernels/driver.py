@@ -60,16 +60,16 @@ def check(result: tuple[Any, ...]) -> Any:
 
 
 @functools.cache
-def load(device: int, options: tuple[str, ...] = ()) -> Any:
-    """The module of kernels on a device, whose context must be current."""
-    return check(bindings().cuModuleLoadData(build("sm_90a", options).cubin.read_bytes()))
+def load(device: int, source: str = "forward", options: tuple[str, ...] = ()) -> Any:
+    """The kernels of one source file as a module on a device, whose context must be current."""
+    return check(bindings().cuModuleLoadData(build(source, "sm_90a", options).cubin.read_bytes()))
 
 
 @functools.cache
-def kernel(device: int, name: str, options: tuple[str, ...] = ()) -> Any:
-    """One kernel of the module, allowed to take all of a multiprocessor's shared memory."""
+def kernel(device: int, name: str, options: tuple[str, ...] = (), source: str = "forward") -> Any:
+    """One kernel of a source file, allowed to take all of a multiprocessor's shared memory."""
     driver = bindings()
-    function = check(driver.cuModuleGetFunction(load(device, options), name.encode()))
+    function = check(driver.cuModuleGetFunction(load(device, source, options), name.encode()))
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     check(driver.cuFuncSetAttribute(function, attribute, SHARED_BYTES))
     return function

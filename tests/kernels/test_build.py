@@ -50,17 +50,20 @@ def test_usage_is_read_from_what_ptxas_says() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("options", [(), ("MOKFX_TRACE",)], ids=["plain", "traced"])
 def test_kernels_compile_for_hopper_without_spills(cache: Path, options: tuple[str, ...]) -> None:
-    made = build.build("sm_90a", options)
-    names = [f"mok_forward_{kind}{up}{down}" for kind in ("general_", "") for up in "kn" for down in "kn"]
-    assert [usage.kernel for usage in made.usage] == names
-    for usage in made.usage:
-        assert (usage.stack, usage.spill_stores, usage.spill_loads) == (0, 0, 0), usage
-        assert usage.registers * driver.THREADS <= 65536, usage
-    assert made.cubin.read_bytes()[:4] == b"\x7fELF"
-    before = made.cubin.stat().st_mtime_ns
-    assert build.build("sm_90a", options) == made
-    assert made.cubin.stat().st_mtime_ns == before, "a second build must come from the cache"
-    assert "mok_forward_kk" in made.table()
+    builds = build.build_all("sm_90a", options)
+    assert [made.name for made in builds] == list(build.names())
+    found = {usage.kernel for made in builds for usage in made.usage}
+    assert found >= {f"mok_forward_{kind}{up}{down}" for kind in ("general_", "") for up in "kn" for down in "kn"}
+    for made in builds:
+        assert made.usage, "ptxas must have reported the kernels"
+        for usage in made.usage:
+            assert (usage.stack, usage.spill_stores, usage.spill_loads) == (0, 0, 0), usage
+            assert usage.registers * driver.THREADS <= 65536, usage
+            assert f"\n{usage.kernel} " in build.table(builds)
+        assert made.cubin.read_bytes()[:4] == b"\x7fELF"
+    times = [made.cubin.stat().st_mtime_ns for made in builds]
+    assert build.build_all("sm_90a", options) == builds
+    assert [made.cubin.stat().st_mtime_ns for made in builds] == times, "a second build must come from the cache"
 
 
 @needs_nvcc
@@ -70,21 +73,40 @@ def test_what_nvcc_refuses_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch)
     (source / "forward.cu").write_text("int main() { return undeclared; }\n")
     monkeypatch.setattr(build, "SOURCE", source)
     with pytest.raises(RuntimeError, match="undeclared"):
-        build.build()
+        build.build("forward")
     assert not list(cache.glob("*/forward.cubin"))
 
 
+@pytest.mark.parametrize(
+    ("name", "arch", "sentence"),
+    [
+        ("sideways", "sm_90a", "no kernel source is named 'sideways'"),
+        ("forward", "sm_80", "cannot be built for 'sm_80'"),
+    ],
+)
+def test_unknown_names_are_told(cache: Path, name: str, arch: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        build.build(name, arch)
+    assert not list(cache.iterdir())
+
+
 def test_the_key_follows_sources_and_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = build.source_key()
-    assert build.source_key() == first
-    assert build.source_key(options=("MOKFX_TRACE",)) != first
-    for file in build.SOURCE.glob("*.cu*"):
+    def keys() -> tuple[str, str, str]:
+        return build.source_key("forward"), build.source_key("other"), build.source_key()
+
+    for file in build.SOURCE.glob("*.cuh"):
         shutil.copy(file, tmp_path)
+    shutil.copy(build.SOURCE / "forward.cu", tmp_path)
+    shutil.copy(build.SOURCE / "forward.cu", tmp_path / "other.cu")
     monkeypatch.setattr(build, "SOURCE", tmp_path)
-    assert build.source_key() == first
-    with (tmp_path / "ptx.cuh").open("a") as changed:
-        changed.write("// a comment\n")
-    assert build.source_key() != first
+    first = keys()
+    assert keys() == first and len(set(first)) == 3
+    assert build.source_key("forward", options=("MOKFX_TRACE",)) != first[0]
+    (tmp_path / "other.cu").write_text("// another\n")
+    second = keys()
+    assert second[0] == first[0] and second[1] != first[1] and second[2] != first[2]
+    (tmp_path / "ptx.cuh").write_text("// another\n")
+    assert not set(keys()) & set(second), "every source may include every header"
 
 
 def test_without_nvcc_there_is_a_reason(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +115,7 @@ def test_without_nvcc_there_is_a_reason(cache: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("CUDACXX", raising=False)
     assert "no nvcc was found" in (build.unavailable() or "")
     with pytest.raises(RuntimeError, match=r"CUDA toolkit 12\.8 or newer"):
-        build.build()
+        build.build("forward")
 
 
 def test_host_and_kernel_agree() -> None:
