@@ -19,8 +19,13 @@ def _scatter_add(out: Any, index: Any, src: Any) -> tuple[Any, tuple[Any, ...]]:
     return aten.scatter_add.default, (out, 0, index, src)
 
 
+def _grouped_mm(rows: Any, weight: Any, offs: Any) -> tuple[Any, tuple[Any, ...]]:
+    return aten._grouped_mm.default, (rows, weight, offs)
+
+
 MEANINGS: dict[str, Callable[..., tuple[Any, tuple[Any, ...]]]] = {
     "torchtitan::deterministic_scatter_add": _scatter_add,
+    "transformers::grouped_mm_fallback": _grouped_mm,
 }
 """By name: the ATen op and its arguments, from the custom op's own."""
 

@@ -18,8 +18,15 @@ def scatter_add_arguments() -> tuple[Any, ...]:
     return torch.randn(5, 3, dtype=torch.float64), index, torch.randn(12, 3, dtype=torch.float64)
 
 
+def grouped_mm_arguments() -> tuple[Any, ...]:
+    pytest.importorskip("transformers.integrations.moe")
+    ends = torch.tensor([5, 5, 12], dtype=torch.int32)
+    return torch.randn(12, 8), torch.randn(3, 8, 4), ends
+
+
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "torchtitan::deterministic_scatter_add": scatter_add_arguments,
+    "transformers::grouped_mm_fallback": grouped_mm_arguments,
 }
 
 
