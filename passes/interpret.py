@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from mokfx.passes import rules
 from mokfx.passes.custom_ops import in_aten
@@ -22,7 +22,7 @@ from mokfx.passes.layer import Layer
 from mokfx.passes.owners import ids_behind, reads_matrices
 from mokfx.passes.recognise import Refusal, recognise
 from mokfx.passes.rules.table import RULES, Call
-from mokfx.passes.terms import Size, apply
+from mokfx.passes.terms import Size, apply, at
 from mokfx.passes.value import Leaf, Value, leaf_value, resized, size_of
 
 assert rules
@@ -258,6 +258,12 @@ class ViewOf:
         return None if self.index is not None else self.call.write_back(base, written)
 
 
+def is_whole(value: Value, leaf: Leaf) -> bool:
+    """Whether a fact says that a tensor is `leaf`, element by element."""
+    positions = tuple(value.position(d) for d in range(len(value.axes)))
+    return value.body is at(leaf, (), *positions) and shape_of(leaf.tensor) == tuple(map(size_of, value.axes))
+
+
 class GraphRun(Interpreter):
     """Runs a Dynamo graph under a tracker, telling it the current node."""
 
@@ -295,8 +301,16 @@ class GraphRun(Interpreter):
             value = self.tracker.facts.leaf(result, node)
         self.tracker.said[node] = value
         leaf = value.body.args[0] if value.body.op == "at" else None
-        if isinstance(leaf, Leaf) and leaf.tensor is result and leaf.node in node.all_input_nodes:
+        if not isinstance(leaf, Leaf):
+            return
+        if leaf.tensor is result and leaf.node in node.all_input_nodes:
             leaf.node = node
+        elif self.unwraps(node) and is_whole(value, leaf) and not any(leaf.tensor is t for t in self.env.values()):
+            leaf.tensor, leaf.node = result, node
+
+    def unwraps(self, node: Node) -> bool:
+        """Whether a node takes a plain tensor out of another kind of tensor: a distributed one's part on this rank."""
+        return any(is_traceable_wrapper_subclass(self.env.get(a)) for a in node.all_input_nodes)
 
     def leave(self) -> None:
         """Leave the regions that a run which ended early has entered."""
