@@ -1,1 +1,1 @@
-"""`python -m mokfx.bench`: times one MoE layer's forward, variants side by side in one run."""
+"""`mokfx bench`: times one MoE layer, variants side by side in one run, each checked before it is timed."""

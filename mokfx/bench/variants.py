@@ -1,108 +1,128 @@
-"""What is timed: ways to compute one layer from the same tensors, and the products all of them need."""
+"""What is timed: ways to compute one layer from the same tensors, and the products that all of them need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..kernels import forward as hopper
-from ..kernels.weights import Matrices, gate_and_up, matrices
-from .shapes import Shape
+from mokfx.ops import OP, select, unsupported_reason
+from mokfx.ops.exchange import resolve_group
 
-Run = Callable[[], Tensor]
+from . import plain
+from .errors import Unavailable
+from .layer import Layer
+
+Outputs = Sequence[Tensor]
 
 
 @dataclass(frozen=True)
-class Layer:
-    """Random tensors of a layer: weights stored as nn.Linear stores them, routing by a random router."""
+class Step:
+    """One call of a variant: the layer's forward or forward and backward.
 
-    x: Tensor
-    ids: Tensor
-    weights: Tensor
-    gate_up: Tensor  # [E, H, 2I], gate columns first
-    down: Tensor  # [E, I, H]
+    Attributes:
+        run: makes the call and returns what it computed: y, then with a backward the gradients.
+        gradients: of what `run` returned, the gradients by the names of `layer.INPUTS`, in the layer's layouts. None
+            if this is only a part of the layer, which has no answer to check.
+        note: what a reader of the figure should know.
+    """
+
+    run: Callable[[], Outputs]
+    gradients: Callable[[Outputs], Mapping[str, Tensor]] | None
+    note: str = ""
 
 
-def make(shape: Shape) -> Layer:
-    """Random inputs on the current GPU."""
+Make = Callable[[Layer, bool], Step]
+"""A variant: a step of a layer, with a backward or without. Raises Unavailable with the reason why not."""
 
-    def linear(ins: int, outs: int) -> Tensor:
-        weight = torch.randn(shape.experts, outs, ins, device="cuda", dtype=torch.bfloat16)
-        return weight.mul_(ins**-0.5).transpose(1, 2)
 
-    ids = torch.rand(shape.tokens, shape.experts, device="cuda").topk(shape.choices).indices
-    return Layer(
-        torch.randn(shape.tokens, shape.width, device="cuda", dtype=torch.bfloat16),
-        ids,
-        torch.softmax(torch.randn(shape.tokens, shape.choices, device="cuda"), 1),
-        linear(shape.width, 2 * shape.inner),
-        linear(shape.inner, shape.width),
+def with_gradients(forward: Callable[[], Tensor], inputs: Sequence[Tensor], grad_y: Tensor) -> Callable[[], Outputs]:
+    """A forward and its backward as one call."""
+
+    def run() -> Outputs:
+        y = forward()
+        return y, *torch.autograd.grad(y, inputs, grad_y)
+
+    return run
+
+
+def whole_layer(layer: Layer, backward: bool, forward: Callable[[], Tensor]) -> Step:
+    """The step of a forward that is differentiable in the layer's own tensors."""
+    if not backward:
+        return Step(lambda: (forward(),), lambda outputs: {})
+    inputs = layer.inputs()
+    run = with_gradients(forward, list(inputs.values()), layer.grad_y)
+    return Step(run, lambda outputs: dict(zip(inputs, outputs[1:], strict=True)))
+
+
+def mok(layer: Layer, backward: bool) -> Step:
+    """`mok::moe`, by the provider that "auto" picks."""
+    call = layer.call()
+    if reason := unsupported_reason(call):
+        raise Unavailable(reason)
+    positional, keywords = call.arguments()
+    step = whole_layer(layer, backward, lambda: OP(*positional, **keywords))
+    return replace(step, note=f"provider {select(call).name}")
+
+
+def _plain(compiled: bool) -> Make:
+    def make(layer: Layer, backward: bool) -> Step:
+        if compiled:
+            torch.compiler.reset()  # a layer before this one must not make sizes dynamic
+        function = torch.compile(plain.moe) if compiled else plain.moe
+        name, tensors = layer.ranks.group_name, plain.arguments(layer)
+        group = None if name is None else resolve_group(name)
+        return whole_layer(layer, backward, lambda: function(layer.shape, group, **tensors))
+
+    return make
+
+
+def _local_rows(layer: Layer) -> Tensor:
+    """How many rows each of this rank's experts has, of all ranks' tokens."""
+    local = layer.down.shape[0]
+    counts = layer.ranks.sum(torch.bincount(layer.ids.flatten(), minlength=layer.shape.experts))
+    return counts[layer.ranks.rank * local :][:local]
+
+
+def _products(multiply: Callable[[Tensor, Tensor], Tensor], layer: Layer, backward: bool, rows: int, pick: int) -> Step:
+    """Both layers' products, each alone, of random rows."""
+    device, dtype = layer.x.device, layer.x.dtype
+    pairs, gradients = [], []
+    for weight in (layer.gate_up, layer.down):
+        left = torch.randn(rows, weight.shape[1], device=device, dtype=dtype, requires_grad=backward)
+        right = weight if pick < 0 else weight.detach()[pick].requires_grad_(backward)
+        pairs.append((left, right))
+        gradients.append(torch.randn(rows, weight.shape[2], device=device, dtype=dtype) if backward else None)
+
+    def run() -> Outputs:
+        outputs = [multiply(left, right) for left, right in pairs]
+        if not backward:
+            return outputs
+        return torch.autograd.grad(outputs, [tensor for pair in pairs for tensor in pair], gradients)
+
+    return Step(run, None)
+
+
+def grouped_mm(layer: Layer, backward: bool) -> Step:
+    """Only the `torch._grouped_mm` products, on rows already sorted and hidden already made."""
+    counts = _local_rows(layer)
+    ends = counts.cumsum(0, dtype=torch.int32)
+    return _products(
+        lambda rows, weights: torch._grouped_mm(rows, weights, offs=ends), layer, backward, int(ends[-1]), -1
     )
 
 
-def mok(layer: Layer) -> Run:
-    """The fused kernel, from ids to y."""
-    first, down = gate_and_up([layer.gate_up], [], "gate_up"), matrices([layer.down])
-    assert isinstance(first, tuple) and isinstance(down, Matrices), (first, down)
-    gate, up = first
-    return lambda: hopper.forward(layer.x, layer.ids, layer.weights, gate, up, down)
+def cublas(layer: Layer, backward: bool) -> Step:
+    """Dense products of as many operations, all rows by one expert's weights."""
+    return _products(torch.mm, layer, backward, layer.ids.numel(), 0)
 
 
-def _eager(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    flat = ids.flatten()
-    order = flat.argsort(stable=True)
-    ends = torch.bincount(flat, minlength=gate_up.shape[0]).cumsum(0, dtype=torch.int32)
-    rows = x[order // ids.shape[1]]
-    gate, up = torch._grouped_mm(rows, gate_up, offs=ends).chunk(2, -1)
-    out = torch._grouped_mm(torch.nn.functional.silu(gate) * up, down, offs=ends)
-    slots = torch.empty_like(out).index_copy_(0, order, out).view(*ids.shape, -1)
-    return (slots.float() * weights[..., None]).sum(1).to(x.dtype)
-
-
-def eager(layer: Layer) -> Run:
-    """Sort, two torch._grouped_mm, activation, unsort, weighted sum: each an op of its own."""
-    return lambda: _eager(layer.x, layer.ids, layer.weights, layer.gate_up, layer.down)
-
-
-def inductor(layer: Layer) -> Run:
-    """The same under torch.compile."""
-    compiled = torch.compile(_eager, dynamic=False)
-    return lambda: compiled(layer.x, layer.ids, layer.weights, layer.gate_up, layer.down)
-
-
-def grouped_mm(layer: Layer) -> Run:
-    """Only the two torch._grouped_mm, on rows already sorted and hidden already made."""
-    counts = torch.bincount(layer.ids.flatten(), minlength=layer.gate_up.shape[0])
-    ends = counts.cumsum(0, dtype=torch.int32)
-    rows = torch.randn(layer.ids.numel(), layer.x.shape[1], device="cuda", dtype=torch.bfloat16)
-    hidden = torch.randn(layer.ids.numel(), layer.down.shape[1], device="cuda", dtype=torch.bfloat16)
-
-    def run() -> Tensor:
-        torch._grouped_mm(rows, layer.gate_up, offs=ends)
-        return torch._grouped_mm(hidden, layer.down, offs=ends)
-
-    return run
-
-
-def cublas(layer: Layer) -> Run:
-    """Two dense products of as many operations, all rows by one expert's weights: a ceiling."""
-    rows = torch.randn(layer.ids.numel(), layer.x.shape[1], device="cuda", dtype=torch.bfloat16)
-    hidden = torch.randn(layer.ids.numel(), layer.down.shape[1], device="cuda", dtype=torch.bfloat16)
-
-    def run() -> Tensor:
-        rows @ layer.gate_up[0]
-        return hidden @ layer.down[0]
-
-    return run
-
-
-VARIANTS: dict[str, Callable[[Layer], Run]] = {
+VARIANTS: dict[str, Make] = {
+    "eager": _plain(compiled=False),
+    "inductor": _plain(compiled=True),
     "mok": mok,
-    "eager": eager,
-    "inductor": inductor,
     "grouped_mm": grouped_mm,
     "cublas": cublas,
 }
