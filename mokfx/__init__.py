@@ -3,6 +3,7 @@
 torch.compile(model, backend="mok")     compile; nothing has to be imported for it
 mokfx.compile(model)                    the same, and sizes that depend on data do not break the graph
 mokfx.explain(model, *inputs)           what was recognised, what was left alone and why
+mokfx.check(model, *inputs)             outputs and every gradient beside eager and float64
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ with warnings.catch_warnings():
     # Torch's parts that are imported here say so where NumPy is missing; nothing in mokfx needs it.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
+    from mokfx.check import CheckResult, check
     from mokfx.compile import compile
     from mokfx.errors import MissError, MissWarning, MokError, OptionError
     from mokfx.explain import explain
@@ -20,6 +22,7 @@ with warnings.catch_warnings():
     from mokfx.report import GraphReport, Report
 
 __all__ = [
+    "CheckResult",
     "GraphReport",
     "Match",
     "Miss",
@@ -28,6 +31,7 @@ __all__ = [
     "MokError",
     "OptionError",
     "Report",
+    "check",
     "compile",
     "explain",
 ]

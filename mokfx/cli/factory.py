@@ -25,6 +25,8 @@ HELP = (
 )
 """Help text of an argument that names a factory."""
 RETURNS = "(model, args) or (model, args, kwargs)"
+_CHECK = str(Path(__file__).parent.parent / "check") + os.sep
+"""Whose files watch a model while it runs: their lines are not the user's."""
 
 
 class FactoryError(MokError):
@@ -169,7 +171,8 @@ def _kind(value: Any) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """An exception's type and the first line of what it says."""
+    """An exception's type and the first line of what it says; of what Dynamo wraps a backend's in, that one."""
+    error = getattr(error, "inner_exception", error)
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 
@@ -178,6 +181,6 @@ def _where(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f" ({os.path.basename(error.filename)}:{error.lineno})"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
-    own = [f for f in frames if f.filename not in (__file__, importlib.__file__)]
+    own = [f for f in frames if f.filename not in (__file__, importlib.__file__) and _CHECK not in f.filename]
     where, code = place_of_frames(own)
     return f" (at {where} `{code}`)" if code else f" (at {where})" if where else ""
