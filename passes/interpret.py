@@ -22,7 +22,7 @@ from mokfx.passes.layer import Layer
 from mokfx.passes.owners import ids_behind, reads_matrices
 from mokfx.passes.recognise import Refusal, recognise
 from mokfx.passes.rules.table import RULES, Call
-from mokfx.passes.terms import Size, apply, at
+from mokfx.passes.terms import Size, Term, apply, at
 from mokfx.passes.value import Leaf, Value, leaf_value, resized, size_of
 
 assert rules
@@ -299,7 +299,7 @@ class GraphRun(Interpreter):
         value = self.tracker.facts.get(result)
         if value is None:
             value = self.tracker.facts.leaf(result, node)
-        self.tracker.said[node] = value
+        value = self.tracker.said[node] = self.named(result, value, node)
         leaf = value.body.args[0] if value.body.op == "at" else None
         if not isinstance(leaf, Leaf):
             return
@@ -307,6 +307,14 @@ class GraphRun(Interpreter):
             leaf.node = node
         elif self.unwraps(node) and is_whole(value, leaf) and not any(leaf.tensor is t for t in self.env.values()):
             leaf.tensor, leaf.node = result, node
+
+    def named(self, result: torch.Tensor, value: Value, node: Node) -> Value:
+        """The fact about a node's result; a rounded one, as `rms_norm` ends with, is data: the rest has no name."""
+        inner = value.body.args[0] if value.body.op == "cast" else None
+        leaf = inner.args[0] if isinstance(inner, Term) and inner.op == "at" and not inner.routed else None
+        if not isinstance(leaf, Leaf) or leaf.node is not node or leaf.tensor is result:
+            return value
+        return self.tracker.facts.leaf(result, node, made_by=leaf.made_by, inputs=leaf.inputs, definition=value)
 
     def unwraps(self, node: Node) -> bool:
         """Whether a node takes a plain tensor out of another kind of tensor: a distributed one's part on this rank."""
