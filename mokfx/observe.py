@@ -16,6 +16,8 @@ from mokfx.broken import find_broken
 from mokfx.capture import proving
 from mokfx.errors import MissError, MissWarning, describe_miss
 from mokfx.ops import Call, unsupported_reason
+from mokfx.page.picture import Pictures, joined
+from mokfx.page.take import pictures_of
 from mokfx.passes.outcome import Miss
 from mokfx.passes.rewrite import rewrite
 from mokfx.places import place_of_frames
@@ -42,13 +44,15 @@ def rewrite_and_report(
     Args:
         gm: the graph; its nested graphs are rewritten too.
         refused: what was left alone already when the graph was captured.
-        with_code: also keep the code of the graph before and after.
+        with_code: also keep the code of the graph before and after, and pictures of it.
     """
     before = readable(gm) if with_code or graph_log.isEnabledFor(logging.DEBUG) else ""
     nodes_before = _size(gm)
     # A model may be compiled during a call under `torch.utils.checkpoint`, whose hooks count what is saved.
     with _disable_saved_tensors_hooks_during_tracing(), proving(gm):
-        outcome = rewrite(gm, provider_check=_why_unsupported)
+        pictures: list[Pictures] = []
+        watch = (lambda reading: pictures.append(pictures_of(reading))) if with_code else None
+        outcome = rewrite(gm, provider_check=_why_unsupported, watch=watch)
     for module in gm.modules():
         if isinstance(module, GraphModule):
             module.recompile()
@@ -67,6 +71,7 @@ def rewrite_and_report(
         nodes_after=_size(gm),
         seconds=outcome.seconds,
         ended_by=ended_by,
+        pictures=joined(pictures),
     )
 
 

@@ -30,6 +30,14 @@ def readable(gm: GraphModule) -> str:
     return "\n".join(part for line in text for part in _wrapped(line))
 
 
+def short_name(name: str) -> str:
+    """The name of an input or parameter without Dynamo's words in it."""
+    short = _NOISE.sub("", name)
+    if short[:1].isdigit():  # of a Sequential
+        return f"module_{short}"
+    return short or name
+
+
 def _short_names(lines: list[str]) -> tuple[dict[str, str], set[str]]:
     """A new name for each input of the graph, and the lines that only give an input a second name."""
     taken = {word for line in lines for word in re.findall(r"\w+", line)}
@@ -37,10 +45,8 @@ def _short_names(lines: list[str]) -> tuple[dict[str, str], set[str]]:
     aliases: set[str] = set()
     for line in lines:
         if (alias := _ALIAS.fullmatch(line)) and alias[2].startswith("L_"):
-            short = _NOISE.sub("", alias[2])
-            if short[:1].isdigit():  # of a Sequential
-                short = f"module_{short}"
-            if not short or short in taken:
+            short = short_name(alias[2])
+            if short in taken:
                 short = alias[1]
             taken.add(short)
             aliases.add(line)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 
-from mokfx.errors import describe_miss
+from mokfx.errors import MokError, describe_miss
+from mokfx.page.picture import Pictures
 from mokfx.passes.outcome import Match, Miss
 
 WIDTH = 96
@@ -41,6 +44,8 @@ class GraphReport:
     """Wall time of the pass."""
     ended_by: GraphBreak | None = None
     """The graph break after which this graph ends, if one does."""
+    pictures: Pictures = field(default_factory=Pictures, repr=False, compare=False)
+    """What `Report.html` draws of the graph; empty if nobody asked for it."""
 
     def __str__(self) -> str:
         return str(Report((self,)))
@@ -80,6 +85,25 @@ class Report:
     def graph_after(self) -> str:
         """Code of the graphs that are compiled instead."""
         return _joined([graph.after for graph in self.graphs])
+
+    def html(self, path: str | PathLike[str], *, card: str = "H200", title: str = "") -> None:
+        """Write the report as one HTML page, with pictures of the graphs; it needs no network.
+
+        Args:
+            path: the file to write; one that is there is overwritten.
+            card: the GPU whose floors are shown first: A100, H100, H200 or B200.
+            title: what was explained, for the heading.
+
+        Raises:
+            MokError: Jinja2 is not installed, the card is unknown, or the file cannot be written.
+        """
+        from mokfx.page.render import page  # needs the extra mokfx[report]
+
+        text = page(self, card, title)
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise MokError(f"the report cannot be written to {str(path)!r}: {error.strerror}") from error
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

@@ -1,0 +1,90 @@
+"""Draw nodes that do the same for one expert each as one: a loop over 64 experts is read at a glance.
+
+Two nodes are the same if they call the same on the same line, in the same stage, on inputs that are the same. A node
+that goes on where such a one ended, expert by expert (`y = y.index_add(...)`, `y[token] += ...`), joins it too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from mokfx.page.picture import Step
+
+Key = tuple[object, ...]
+
+
+def fold(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps with equal ones put together, each still after those that it needs."""
+    groups: list[_Group] = []
+    group_of: list[int] = []
+    by_key: dict[Key, list[int]] = {}
+    for step in steps:
+        inputs = {group_of[j] for j in step.inputs}
+        same = by_key.setdefault(_key(step), [])
+        found = next((g for g in same if groups[g].takes(step, inputs, g, groups)), len(groups))
+        if found == len(groups):
+            behind = inputs.union(*(groups[g].behind for g in inputs))
+            groups.append(_Group(inputs, behind))
+            same.append(found)
+        groups[found].steps.append(step)
+        group_of.append(found)
+    return tuple(_one(group.steps, sorted(group.needs)) for group in groups)
+
+
+@dataclass
+class _Group:
+    needs: set[int]
+    behind: set[int]
+    """All groups that it depends on."""
+    steps: list[Step] = field(default_factory=list)
+
+    def takes(self, step: Step, inputs: set[int], own: int, groups: list[_Group]) -> bool:
+        """Whether a step with the same key does the same: on the same inputs, or on what this group led to."""
+        meanings = {_of_each(other.meaning) for other in (self.steps[0], step)} - {""}
+        carried = {g for g in inputs if g == own or own in groups[g].behind}
+        return len(meanings) < 2 and (inputs == self.needs or (bool(carried) and inputs - carried <= self.needs))
+
+
+def _key(step: Step) -> Key:
+    called = step.op or _pattern(step.name)
+    return (called, step.stage, step.where, step.code, step.mark, step.quiet)
+
+
+def _one(steps: list[Step], inputs: list[int]) -> Step:
+    first = steps[0]
+    weights = tuple(dict.fromkeys(name for step in steps for name in step.weights))
+    return replace(
+        first,
+        inputs=tuple(inputs),
+        count=sum(step.count for step in steps),
+        weights=_summed_names(weights),
+        meaning=_common([step.meaning for step in steps]),
+        shape=_common([step.shape for step in steps]),
+    )
+
+
+def _summed_names(names: Sequence[str]) -> tuple[str, ...]:
+    """`moe_gate_0_weight`, `moe_gate_1_weight`, ... as `moe_gate_*_weight x8`."""
+    patterns: dict[str, list[str]] = {}
+    for name in names:
+        patterns.setdefault(_pattern(name), []).append(name)
+    return tuple(f"{pattern} x{len(group)}" if len(group) > 1 else group[0] for pattern, group in patterns.items())
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
+
+
+def _of_each(text: str) -> str:
+    """A meaning without the number of the expert that it is about."""
+    return re.sub(r"\b(local )?expert \d+", r"each \1expert", text)
+
+
+def _common(texts: list[str]) -> str:
+    """A text that holds of all of them; "" if there is none."""
+    if len(set(texts)) == 1:
+        return texts[0]
+    each = set(map(_of_each, texts)) - {""}
+    return each.pop() if len(each) == 1 else ""
