@@ -32,7 +32,8 @@ What cannot be proven is traced again without the assumption, before anything ha
     session.misses                               # for the report
 """
 
-from mokfx.capture.proof import Unproven, proving
+from mokfx.capture.proof import proving
 from mokfx.capture.session import Capture, substitutions
+from mokfx.capture.unproven import Unproven
 
 __all__ = ["Capture", "Unproven", "proving", "substitutions"]

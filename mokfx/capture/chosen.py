@@ -86,6 +86,20 @@ def counted_of(node: Any) -> Node | None:
     return None
 
 
+def below(ids: Node) -> int | None:
+    """What all expert ids are below, where they are the positions that a `topk` or an `argmax` found."""
+    node = ids_of(ids)
+    if op_name(node) == "getitem" and node.args[1] == 1 and op_name(node.args[0]) == "topk":
+        node, dim_at = node.args[0], 2
+    elif op_name(node) == "argmax":
+        dim_at = 1
+    else:
+        return None
+    dim = node.args[dim_at] if len(node.args) > dim_at else node.kwargs.get("dim", -1 if dim_at == 2 else None)
+    size = value_of(node.args[0]).shape[dim] if isinstance(dim, int) else None
+    return size if isinstance(size, int) else None
+
+
 def expert_of(node: Any) -> tuple[Node, int] | None:
     """(ids, e) if a node is nonzero only at tokens or slots whose id is e: `ids == e`, `mask[e]`, reshaped or
     reduced."""

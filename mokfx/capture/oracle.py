@@ -23,6 +23,7 @@ import torch
 from torch.fx import Graph, Node, Proxy
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from mokfx.capture.chosen import below, counted_of
 from mokfx.capture.emptiness import empty_test, rows_asked
 from mokfx.capture.graph import maker_of, number_node, op_name, value_of
 from mokfx.capture.hits import UnknownValue, hit_list, known, real
@@ -105,10 +106,16 @@ class _Oracle:
         return next((maker for maker in makers if maker is not None), None)
 
     def length(self, hit: Node) -> int | None:
-        """The number of experts that a hit vector is about, if it is known: also that of a bincount."""
+        """The number of experts that a hit vector is about, if it is known: also that of a bincount.
+
+        A mask may have room for one more than there are, for slots that another rank has; no round is traced
+        for one that no id can name, whose weights do not exist.
+        """
         size = value_of(hit).shape[0]
         if isinstance(size, int):
-            return size
+            ids = counted_of(hit)
+            most = below(ids) if ids is not None else None
+            return size if most is None else min(size, most)
         if isinstance(size.node.expr, sympy.Integer):
             return int(size.node.expr)
         maker = self.maker(size.node.expr)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._dynamo.exc import TensorifyScalarRestartAnalysis, UnspecializeRestartAnalysis
 from torch.fx import GraphModule, Node
 
 from mokfx.capture.empty import doubt_of_rows, writes
@@ -17,19 +16,8 @@ from mokfx.capture.hits import hit_list, number_of, plain_numbers
 from mokfx.capture.markers import MARKERS
 from mokfx.capture.session import active
 from mokfx.capture.trace import Assumption, Moment, Trace
+from mokfx.capture.unproven import Unproven
 from mokfx.passes.outcome import Miss
-
-
-class Unproven(UnspecializeRestartAnalysis, TensorifyScalarRestartAnalysis):
-    """Raised inside a backend: Dynamo traces the frame again, and the lines that could not be proven are left
-    to it.
-
-    Dynamo restarts a frame, before any of it has run, for a RestartAnalysis. It lets the second of these two
-    pass through a backend, and forgets for the first what it speculated about the frame's calls."""
-
-    def __init__(self, misses: list[Miss]) -> None:
-        self.misses = misses
-        super().__init__(restart_reason="; ".join(f"{m.where}: {m.reason}" for m in misses))
 
 
 @contextlib.contextmanager

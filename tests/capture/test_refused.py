@@ -71,7 +71,8 @@ changes_the_ids: the loop over `hit.nonzero().flatten().tolist()` was not captur
 changes_the_mask: the loop over `hit.nonzero().flatten().tolist()` was not captured: `index_add_` may do something for an expert that was not hit
 adds_for_every_token: the loop over `hits_of(ids).nonzero()` was not captured: `out_1` may do something for an expert that was not hit
 writes_in_an_inner_loop: the loop over `hits_of(ids).nonzero().flatten().tolist()` was not captured: line 436: `out` is changed in a loop of its own
-skips_another_round: the loop over `(mask.sum(1) > 0).nonzero()` was not captured: `index_add_` may do something for an expert that was not hit""",
+skips_another_round: the loop over `(mask.sum(1) > 0).nonzero()` was not captured: `index_add_` may do something for an expert that was not hit
+has_no_weight_for_the_last: the loop over `(mask.sum(1) > 0).nonzero()` was not captured: tracing it raises IndexError (index 4 is out of bounds for dimension 0 with size 4)""",
         )
 
     def test_branches(self) -> None:
