@@ -97,8 +97,9 @@ def make(shape: Shape, ranks: Ranks, seed: int = 0) -> Layer:
         gate_up=linear(width, 2 * inner, local),
         down=linear(inner, width, local),
         grad_y=normal(shape.tokens, width),
-        gate_up_bias=normal(local, 2 * inner) if shape.biased else None,
-        down_bias=normal(local, width) if shape.biased else None,
+        # Small, so that hardly a value is near a clamp's limit, where bf16 decides on which side the gradient is.
+        gate_up_bias=normal(local, 2 * inner, scale=0.1) if shape.biased else None,
+        down_bias=normal(local, width, scale=0.1) if shape.biased else None,
         shared_gate_up=linear(width, 2 * shape.shared) if shape.shared else None,
         shared_down=linear(shape.shared, width) if shape.shared else None,
     )
