@@ -176,7 +176,7 @@ def _drawn(
         boxes.append(Box(point.x - own_width / 2 - left, top, own_width, height))
     edges = []
     for (source, target), chain in chains.items():
-        middle = [(p.x - left, tops[p.row] + part * heights[p.row]) for p in chain[1:-1] for part in (0.0, 1.0)]
+        middle = [(point.x - left, tops[point.row] + heights[point.row] / 2) for point in chain[1:-1]]
         start = (chain[0].x - left, boxes[source].y + boxes[source].height)
         edges.append(Edge(source, target, (start, *middle, (chain[-1].x - left, boxes[target].y))))
     return Layout(width, y, tuple(boxes), tuple(edges), tuple(_bands(drawing, boxes)))

@@ -23,7 +23,8 @@ for (const figure of document.querySelectorAll(".picture")) {
   const start = () => {
     zoom(Math.max(SMALLEST, fit()));
     view.scrollTop = 0;
-    view.scrollLeft = (graph.width.baseVal.value - view.clientWidth) / 2;
+    const first = graph.querySelector("a")?.getBBox();
+    if (first) view.scrollLeft = (first.x + first.width / 2) * scale - view.clientWidth / 2;
   };
   const whole = () => zoom(Math.min(fit(), view.clientHeight / natural.height));
 

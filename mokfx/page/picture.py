@@ -44,7 +44,7 @@ class Step:
 class Drawing:
     """The steps of one picture, each after those that it needs."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...] = ()
     unseen: int = 0
     """Nodes that are left out: checks on sizes, which nothing uses."""
 
@@ -75,9 +75,9 @@ class Sizes:
 class LayerPicture:
     """One layer that became `mok.moe`."""
 
-    before: Drawing
-    after: Drawing
-    sizes: Sizes | None
+    before: Drawing = Drawing()
+    after: Drawing = Drawing()
+    sizes: Sizes | None = None
     """None if the layer's sizes are not numbers."""
 
 

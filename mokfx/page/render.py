@@ -12,16 +12,36 @@ import torch
 
 from mokfx.errors import MokError
 from mokfx.page.cards import CARDS, DEFAULT, Card
+from mokfx.page.layout import Layout, lay_out
 from mokfx.page.picture import Drawing, LayerPicture, Sizes
 from mokfx.page.svg import LABELS, svg
-from mokfx.page.units import number, of_bytes, of_flops, of_seconds
+from mokfx.page.units import of_bytes, of_flops, of_seconds
 from mokfx.page.work import Floor, Work, floor_of, work_of
 from mokfx.passes.outcome import Match, Miss
 
 if TYPE_CHECKING:
-    from mokfx.report import GraphReport, Report
+    from mokfx.report import Report
 
 MISSING = 'the report page needs Jinja2, which is not installed: pip install "mokfx[report]"'
+
+
+WIDE = 980
+"""Pixels; a wider drawing gets the whole width of the page."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing and where its steps go."""
+
+    drawing: Drawing
+    layout: Layout
+
+    @property
+    def wide(self) -> bool:
+        return self.layout.width > WIDE
+
+    def svg(self, prefix: str, label: str) -> str:
+        return svg(self.drawing, self.layout, prefix, label)
 
 
 @dataclass(frozen=True)
@@ -30,7 +50,10 @@ class Layer:
 
     number: int
     match: Match
-    picture: LayerPicture | None
+    before: Figure | None
+    """None in a report that was made without pictures."""
+    after: Figure | None
+    sizes: Sizes | None
     works: tuple[Work, ...]
 
     @property
@@ -48,7 +71,7 @@ class LeftAlone:
 
     number: int
     miss: Miss
-    around: Drawing | None
+    around: Figure | None
 
     @property
     def name(self) -> str:
@@ -87,11 +110,21 @@ def page(report: Report, card: str = DEFAULT, title: str = "") -> str:
     return text
 
 
-def _environment() -> Any:
+def require_jinja() -> Any:
+    """The module `jinja2`.
+
+    Raises:
+        MokError: it is not installed.
+    """
     try:
         import jinja2
     except ModuleNotFoundError as error:
         raise MokError(MISSING) from error
+    return jinja2
+
+
+def _environment() -> Any:
+    jinja2 = require_jinja()
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_text),
         autoescape=True,
@@ -104,9 +137,8 @@ def _environment() -> Any:
         "sentence": _sentence,
         "flops": of_flops,
         "seconds": of_seconds,
-        "number": number,
     }
-    environment.globals |= {"floor_of": floor_of, "svg": svg}
+    environment.globals["floor_of"] = floor_of
     return environment
 
 
@@ -121,22 +153,19 @@ def _text(name: str) -> str:
 def _layers(report: Report) -> Iterator[Layer]:
     number = 0
     for graph in report.graphs:
-        for match, picture in zip(graph.matches, _pictures_of(graph), strict=True):
+        pictures = graph.pictures.layers or (LayerPicture(),) * len(graph.matches)
+        for match, picture in zip(graph.matches, pictures, strict=True):
             number += 1
-            yield Layer(number, match, picture, _works(picture.sizes if picture is not None else None))
-
-
-def _pictures_of(graph: GraphReport) -> tuple[LayerPicture | None, ...]:
-    """One for each match; a report that was not made by `explain` has none."""
-    return graph.pictures.layers or (None,) * len(graph.matches)
-
-
-def _works(sizes: Sizes | None) -> tuple[Work, ...]:
-    return () if sizes is None or sizes.tokens is None else work_of(sizes, sizes.tokens)
+            sizes = picture.sizes
+            works = () if sizes is None or sizes.tokens is None else work_of(sizes, sizes.tokens)
+            yield Layer(number, match, _figure(picture.before), _figure(picture.after), sizes, works)
 
 
 def _misses(report: Report) -> Iterator[LeftAlone]:
     drawings = {miss: drawing for graph in report.graphs for miss, drawing in graph.pictures.misses.items()}
     for i, miss in enumerate(report.misses, start=1):
-        drawing = drawings.get(miss)
-        yield LeftAlone(i, miss, drawing if drawing is not None and drawing.steps else None)
+        yield LeftAlone(i, miss, _figure(drawings.get(miss)))
+
+
+def _figure(drawing: Drawing | None) -> Figure | None:
+    return Figure(drawing, lay_out(drawing)) if drawing is not None and drawing.steps else None

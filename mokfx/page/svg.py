@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 from itertools import pairwise
 
-from mokfx.page.layout import BANDS, LINE, PADDING, Band, Box, Edge, Layout, lay_out, lines_of, title
+from mokfx.page.layout import BANDS, LINE, PADDING, Band, Box, Edge, Layout, lines_of, title
 from mokfx.page.picture import Drawing, Step
 
 LABELS = {
@@ -29,18 +29,18 @@ _CHARS = 32
 _QUIET_CHARS = 23
 
 
-def svg(drawing: Drawing, prefix: str, label: str) -> str:
+def svg(drawing: Drawing, layout: Layout, prefix: str, label: str) -> str:
     """The drawing as an `svg` element; every text in it is escaped.
 
     Args:
+        layout: where its steps go.
         prefix: of the ids in it. The box of step i is `prefix-i` and links to `#prefix-row-i`.
         label: what a screen reader calls it.
     """
-    return "\n".join(_lines(drawing, prefix, label))
+    return "\n".join(_lines(drawing, layout, prefix, label))
 
 
-def _lines(drawing: Drawing, prefix: str, label: str) -> Iterator[str]:
-    layout = lay_out(drawing)
+def _lines(drawing: Drawing, layout: Layout, prefix: str, label: str) -> Iterator[str]:
     width, height = round(layout.width), round(layout.height)
     yield (
         f'<svg class="graph" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -123,9 +123,12 @@ def _path(edge: Edge) -> str:
     start = f"M{points[0][0]} {points[0][1]}"
     if edge.bezier:
         return start + "C" + " ".join(f"{x} {y}" for x, y in points[1:])
+    slopes = [0.0] * len(points)  # an edge leaves and arrives straight down
+    for i in range(1, len(points) - 1):
+        (x0, y0), (x1, y1) = points[i - 1], points[i + 1]
+        slopes[i] = (x1 - x0) / max(y1 - y0, 1.0)
     parts = []
-    for (x0, y0), (x1, y1) in pairwise(points):
-        middle = (y0 + y1) / 2
-        straight = abs(x0 - x1) < 0.5
-        parts.append(f"L{x1} {y1}" if straight else f"C{x0} {middle:.1f} {x1} {middle:.1f} {x1} {y1}")
+    for ((x0, y0), a), ((x1, y1), b) in pairwise(zip(points, slopes, strict=True)):
+        third = (y1 - y0) / 3
+        parts.append(f"C{x0 + a * third:.1f} {y0 + third:.1f} {x1 - b * third:.1f} {y1 - third:.1f} {x1} {y1}")
     return start + "".join(parts)

@@ -153,9 +153,11 @@ class _Camera:
         ahead = {n for n in self._nearest(end, self.flow.users, AROUND // 4) if n is not end}
         behind = self._nearest(end, self.flow.needs, AROUND)
         nodes = {n: "known" if n in behind else "unknown" for n in sorted(behind | ahead, key=self._at)}
+        choices = {n for n in behind if {"aten.topk", "aten.argmax"} & self.flow.calls.get(n, set())}
+        said = {n: text for n in self._scored(choices) if (text := self._named(n, ROUTER))}
         steps = [
             _marked(
-                self.step(n, stage, nodes, words, words.layer, None, {}),
+                self.step(n, stage, nodes, words, words.layer, None, said),
                 "ended" if n is end else "after" if stage == "unknown" else "",
             )
             for n, stage in nodes.items()
@@ -211,21 +213,37 @@ class _Camera:
         if isinstance(value, tuple | list):
             names = self.flow.calls.get(node, set())
             return ROUTER["aten.topk"] if "aten.topk" in names else ""
-        table = {"router": ROUTER, "shared": SHARED}.get(stage, {})
-        calls = self.flow.calls.get(node, set())
         if stage == "shared" and self.flow.multiplies(node) and region is not None and layer is not None:
             return _shared_product(node, layer, region, self.flow)
-        for name, text in table.items():
-            if name in calls:
-                return text
+        named = self._named(node, {"router": ROUTER, "shared": SHARED}.get(stage, {}))
+        if named:
+            return named
         fact = self.reading.tracker.said.get(node)
         if fact is None or not isinstance(value, torch.Tensor):
             return ""
         return words.of(fact, value.is_floating_point())
 
+    def _named(self, node: Node, table: dict[str, str]) -> str:
+        """What a table says of the first ATen op in it that a node makes."""
+        calls = self.flow.calls.get(node, set())
+        return next((text for name, text in table.items() if name in calls), "")
+
+    def _scored(self, choices: set[Node]) -> set[Node]:
+        """The choices of experts, and what leads to them from the product that scores the experts."""
+        found: set[Node] = set()
+        todo = list(choices)
+        while todo:
+            node = todo.pop()
+            if node not in found:
+                found.add(node)
+                todo.extend(() if self.flow.multiplies(node) else self.flow.needs[node])
+        return found
+
     def _keeps_meaning(self, node: Node) -> bool:
-        """Whether a node only changes the form of what it is given."""
-        if _op(node) in FORM:
+        """Whether a node only changes the form of what it is given, or takes a number out of it."""
+        value = self.reading.values.get(node)
+        number = isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and value.dim() == 0)
+        if number or _op(node) in FORM:
             return True
         values = [self.reading.values.get(need) for need in self.flow.needs[node]]
         return _op(node) == "getitem" and len(values) == 1 and isinstance(values[0], tuple | list)
