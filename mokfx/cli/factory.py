@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import logging
 import os
 import sys
 import traceback
@@ -16,7 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import mokfx
 from mokfx.errors import MokError
+from mokfx.observe import gist
 from mokfx.places import place_of_frames
 
 HELP = (
@@ -27,6 +30,11 @@ HELP = (
 RETURNS = "(model, args) or (model, args, kwargs)"
 _CHECK = str(Path(__file__).parent.parent / "check") + os.sep
 """Whose files watch a model while it runs: their lines are not the user's."""
+
+
+_MOKFX = os.path.dirname(mokfx.__file__) + os.sep
+_DEMO = f"{_MOKFX}demo"
+"""Ordinary models, which happen to lie in mokfx."""
 
 
 class FactoryError(MokError):
@@ -73,14 +81,22 @@ def blamed_on(what: str) -> Iterator[None]:
     """Say in one sentence, with its line, what the user's own code raised in here.
 
     Raises:
-        FactoryError: in place of any exception but mokfx's own.
+        FactoryError: in place of any exception but mokfx's own, and those that a fault of mokfx is behind.
     """
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it would print a traceback before we say what it was
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
         yield
     except MokError:
         raise
     except (Exception, SystemExit) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1].filename
+        if last.startswith(_MOKFX) and not last.startswith((__file__, _CHECK, _DEMO)):
+            raise
         raise FactoryError(f"{what} raised {_said(error)}{_where(error)}") from error
+    finally:
+        log.setLevel(level)
 
 
 def _imported(name: str) -> ModuleType:
@@ -171,16 +187,18 @@ def _kind(value: Any) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """An exception's type and the first line of what it says; of what Dynamo wraps a backend's in, that one."""
+    """An exception's type and the first line of what it says; of what Dynamo wraps another's in, that one."""
     error = getattr(error, "inner_exception", error)
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+    said = str(error).strip()
+    reason = gist(said).rpartition("): got ")[2] if said else ""
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
 def _where(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f" ({os.path.basename(error.filename)}:{error.lineno})"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
-    own = [f for f in frames if f.filename not in (__file__, importlib.__file__) and _CHECK not in f.filename]
+    frames = getattr(error, "real_stack", None) or traceback.extract_tb(error.__traceback__)
+    ours = ("<frozen", importlib.__file__, _MOKFX)
+    own = [f for f in frames if f.filename.startswith(_DEMO) or not f.filename.startswith(ours)]
     where, code = place_of_frames(own)
     return f" (at {where} `{code}`)" if code else f" (at {where})" if where else ""
