@@ -10,31 +10,46 @@ from torch import Tensor
 
 from .driver import Bias
 
+SIGMOID, GAUSS, RELU, RELU_SQUARED = range(4)
+"""`Curve` of layout.cuh."""
+
 
 @dataclass(frozen=True)
 class Activation:
-    """g sigmoid(g (linear + cubic g^2)) (u + offset), with g at most `limit` and u within it."""
+    """curve(g) (u + offset), with g at most `limit` and u within it; curve(u) alone if it is not gated.
 
+    The curve `SIGMOID` is z sigmoid(z (linear + cubic z^2)).
+    """
+
+    curve: int = SIGMOID
     linear: float = 1.0
     cubic: float = 0.0
     limit: float = float("inf")
     offset: float = 0.0
+    gated: bool = True
 
 
+_TANH = 2 * (2 / torch.pi) ** 0.5  # 1 + tanh(z) = 2 sigmoid(2 z)
 SWIGLU = Activation()
+_ACTIVATIONS = {
+    "swiglu": SWIGLU,
+    "geglu": Activation(GAUSS),
+    "geglu_tanh": Activation(linear=_TANH, cubic=_TANH * 0.044715),
+    "reglu": Activation(RELU),
+    "silu": Activation(gated=False),
+    "gelu": Activation(GAUSS, gated=False),
+    "gelu_tanh": Activation(linear=_TANH, cubic=_TANH * 0.044715, gated=False),
+    "relu": Activation(RELU, gated=False),
+    "relu_squared": Activation(RELU_SQUARED, gated=False),
+}
 
 
-def activation(name: str, arguments: Sequence[float]) -> Activation | None:
-    """The op's activation of that name, None if the kernel has not got it."""
-    if name == "swiglu":
-        return SWIGLU
-    if name == "geglu_tanh":  # 1 + tanh(z) = 2 sigmoid(2 z)
-        scale = 2 * (2 / torch.pi) ** 0.5
-        return Activation(linear=scale, cubic=scale * 0.044715)
+def activation(name: str, arguments: Sequence[float]) -> Activation:
+    """The op's activation of that name."""
     if name == "clamped_swiglu":
         alpha, limit = arguments
         return Activation(linear=alpha, limit=limit, offset=1.0)
-    return None
+    return _ACTIVATIONS[name]
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,11 @@ def biases(
             if layout == "up_gate":
                 first, second = second, first
     return Biases(first, second, stacked_bias(down))
+
+
+def side_by_side(bias: Tensor | None) -> Tensor | None:
+    """The bias with its columns side by side, copied if they are not."""
+    return bias if bias is None or bias.stride(1) == 1 else bias.contiguous()
 
 
 def packed(bias: Tensor | None) -> Bias:

@@ -1,19 +1,9 @@
-// The combine: y of a token is the sum over its choices, in choice order, of router weight times slot output, in fp32.
+// The combine: y of a token is the sum over its choices, in choice order, of router weight times slot output, in fp32;
+// the shared expert's output comes last.
 #pragma once
-#include <cuda_fp16.h>
-
-#include "layout.cuh"
+#include "schedule.cuh"
 
 namespace mokfx {
-
-__device__ __forceinline__ float load_weight(const Params& p, int slot) {
-    switch (p.weight_kind) {
-        case 0: return static_cast<const float*>(p.weights)[slot];
-        case 1: return __bfloat162float(static_cast<const __nv_bfloat16*>(p.weights)[slot]);
-        case 2: return __half2float(static_cast<const __half*>(p.weights)[slot]);
-        default: return static_cast<float>(static_cast<const double*>(p.weights)[slot]);
-    }
-}
 
 __device__ __forceinline__ void add_scaled(float& low, float& high, float weight, uint32_t pair) {
     low = __fmaf_rn(weight, __uint_as_float(pair << 16), low);
@@ -27,15 +17,16 @@ __device__ __forceinline__ void combine_tokens(const Params& p, int worker, int 
     constexpr int SPAN = CHUNKS * 256;
     const int spans = (p.width + SPAN - 1) / SPAN, items = p.tokens * spans, lane = threadIdx.x % 32;
     auto slot_of = [&](int item) { return item < items && lane < p.choices ? item / spans * p.choices + lane : -1; };
+    auto weight_of = [&](int slot) { return slot < 0 ? 0.0f : p.weight_on == ON_OUTPUT ? load_weight(p, slot) : 1.0f; };
     int slot = slot_of(worker);
     int next_row = slot >= 0 ? p.slot_row[slot] : -1;
-    float next_weight = slot >= 0 ? load_weight(p, slot) : 0.0f;
+    float next_weight = weight_of(slot);
     for (int item = worker; item < items; item += workers) {
         const int row = next_row;
         const float weight = row >= 0 ? next_weight : 0.0f;
         slot = slot_of(item + workers);
         next_row = slot >= 0 ? p.slot_row[slot] : -1;
-        next_weight = slot >= 0 ? load_weight(p, slot) : 0.0f;
+        next_weight = weight_of(slot);
         const int begin = item % spans * SPAN + lane * 8;
         float sum[CHUNKS][8] = {};
         for (int first = 0; first < p.choices; first += AT_ONCE) {
@@ -65,7 +56,15 @@ __device__ __forceinline__ void combine_tokens(const Params& p, int worker, int 
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {
             if (begin + i * 256 >= p.width) continue;
-            const float(&y)[8] = sum[i];
+            float(&y)[8] = sum[i];
+            if (p.shared_inner > 0) {
+                const __nv_bfloat16* from = p.slot_outputs + (long long)(p.shared_row + item / spans) * p.width + begin;
+                const uint4 shared = __ldcs(reinterpret_cast<const uint4*>(from + i * 256));
+                add_scaled(y[0], y[1], 1.0f, shared.x);
+                add_scaled(y[2], y[3], 1.0f, shared.y);
+                add_scaled(y[4], y[5], 1.0f, shared.z);
+                add_scaled(y[6], y[7], 1.0f, shared.w);
+            }
             *reinterpret_cast<uint4*>(p.y + (long long)(item / spans) * p.width + begin + i * 256) =
                 make_uint4(pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
         }

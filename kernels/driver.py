@@ -13,7 +13,10 @@ from typing import Any
 from .build import build
 
 MAP_BYTES = 128
-MAPS = ("gate", "up", "down", "hidden", "slots")
+MAPS = (
+    *("gate", "up", "down", "shared_gate", "shared_up", "shared_down"),
+    *("hidden", "slots", "shared_hidden", "saved"),
+)
 SHARED_BYTES = 227 * 1024  # all that a block can have
 THREADS = 384
 BOX = 64
@@ -30,15 +33,18 @@ class Params(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_ubyte * MAP_BYTES) for name in MAPS),
-        *((name, ctypes.c_void_p) for name in ("x", "ids", "weights", "y", "slot_outputs", "row_token", "slot_row")),
+        *((name, ctypes.c_void_p) for name in ("x", "ids", "weights", "y", "slot_outputs")),
+        *((name, ctypes.c_void_p) for name in ("sigmoid", "shared_scale", "row_weight", "row_token", "slot_row")),
         *((name, ctypes.c_void_p) for name in ("histogram", "ready", "state", "fault", "trace", "listed")),
         *((name, Bias) for name in ("gate_bias", "up_bias", "down_bias")),
-        ("x_stride", ctypes.c_longlong),
+        *((name, ctypes.c_longlong) for name in ("x_stride", "sigmoid_stride")),
         *((name, ctypes.c_int) for name in ("tokens", "choices", "experts", "width", "inner", "chunk", "chunks")),
-        *((name, ctypes.c_int) for name in ("wide_ids", "weight_kind")),
+        *((name, ctypes.c_int) for name in ("shared_inner", "shared_row", "shared_flag", "n_major")),
+        *((name, ctypes.c_int) for name in ("first_layer", "curve", "weight_on", "capacity", "by_choice")),
+        *((name, ctypes.c_int) for name in ("saved_up", "wide_ids", "weight_kind")),
         ("patience", ctypes.c_uint),
         *((name, ctypes.c_float) for name in ("linear", "cubic", "limit", "offset")),
-        ("reserved", ctypes.c_int * 10),
+        ("reserved", ctypes.c_int * 8),
     )
 
 

@@ -14,7 +14,7 @@
 
 namespace mokfx {
 
-constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216;  // 128 x 72 + 256 x 216 < 65536
+constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224;  // 128 x 56 + 256 x 224 = 384 x 168
 constexpr int GATHERERS = 64;     // threads that gather; a stage is full once they and the TMA lane have arrived
 constexpr int TILE_READERS = 1 + GATHERERS + 128 * CONSUMERS;  // threads that read the announced tile
 
@@ -35,9 +35,19 @@ __device__ __forceinline__ Tile take_tile(const Params& p, Shared& s, int& parit
     return tile;
 }
 
+__device__ __forceinline__ bool is_shared(const Params& p, const Tile& tile) { return tile.expert == p.experts; }
+
+__device__ __forceinline__ int inner_of(const Params& p, const Tile& tile) { return is_shared(p, tile) ? p.shared_inner : p.inner; }
+
 __device__ __forceinline__ int steps_of(const Params& p, const Tile& tile) {
-    return (tile.phase == UP ? p.width : p.inner) / TILE_K;
+    return (tile.phase == UP ? p.width : inner_of(p, tile)) / TILE_K;
 }
+
+__device__ __forceinline__ bool is_n_major(const Params& p, const Tile& tile) {
+    return p.n_major >> (2 * is_shared(p, tile) + (tile.phase == DOWN)) & 1;
+}
+
+__device__ __forceinline__ int layout_of(const Params& p, const Tile& tile) { return is_shared(p, tile) ? BLOCKS : p.first_layer; }
 
 // ---- warp 1, one lane: which tile is next. Taken only when the last consumer has begun the tile before, so that no
 // block hoards tiles at the end.
@@ -57,7 +67,8 @@ struct ExpertMaps {  // of one expert's weights: its own if they are listed, its
     const TensorMap *gate, *up, *down;
     int slice;
     __device__ __forceinline__ ExpertMaps(const Params& p, int expert) : gate(&p.gate), up(&p.up), down(&p.down), slice(expert) {
-        if (p.listed == nullptr) return;
+        if (expert == p.experts) gate = &p.shared_gate, up = &p.shared_up, down = &p.shared_down, slice = 0;
+        if (expert == p.experts || p.listed == nullptr) return;
         gate = p.listed + expert;
         up = gate + p.experts;
         down = up + p.experts;
@@ -65,12 +76,6 @@ struct ExpertMaps {  // of one expert's weights: its own if they are listed, its
     }
 };
 
-template <bool N_MAJOR>  // 64 columns x 64 k, the i-th of the stage
-__device__ __forceinline__ void load_weight(const TensorMap* map, uint64_t* full, Stage& stage, int i, int column, int k, int slice) {
-    tma_load(map, full, stage.b + i * 64 * TILE_K, N_MAJOR ? column : k, N_MAJOR ? k : column, slice);
-}
-
-template <bool UP_N_MAJOR, bool DOWN_N_MAJOR>
 __device__ void load_tiles(const Params& p, Shared& s) {
     Ring ring;
     for (int parity = 0;;) {
@@ -78,8 +83,12 @@ __device__ void load_tiles(const Params& p, Shared& s) {
         if (tile.phase == END) return;
         const int steps = steps_of(p, tile);
         const ExpertMaps maps(p, tile.expert);
+        const bool n_major = is_n_major(p, tile), blocks = tile.phase == UP && layout_of(p, tile) == BLOCKS;
+        const TensorMap* hidden = is_shared(p, tile) ? &p.shared_hidden : &p.hidden;
+        const TensorMap* even = tile.phase == DOWN ? maps.down : layout_of(p, tile) == UNGATED ? maps.up : maps.gate;
+        const TensorMap* odd = blocks ? maps.up : even;
         if (tile.phase == DOWN) {
-            wait_count(p, p.ready + tile.flag, CONSUMERS * up_columns(p), HIDDEN);
+            wait_count(p, p.ready + tile.flag, CONSUMERS * columns_of(p, UP, is_shared(p, tile)), HIDDEN);
             fence_proxy_global();
         }
         for (int step = 0; step < steps; step++, ring.next()) {
@@ -89,17 +98,16 @@ __device__ void load_tiles(const Params& p, Shared& s) {
             const int k = step * TILE_K;
             if (tile.phase == UP) {
                 arrive_expect(full, sizeof(stage.b));
-#pragma unroll
-                for (int i = 0; i < 4; i++)  // gate, up, gate, up
-                    load_weight<UP_N_MAJOR>(i % 2 ? maps.up : maps.gate, full, stage, i, tile.column * 128 + i / 2 * 64, k, maps.slice);
             } else {
                 arrive_expect(full, sizeof(stage.b) + tile.units * UNIT * TILE_K * sizeof(__nv_bfloat16));
                 arrive(full, GATHERERS);
                 for (int u = 0; u < tile.units; u++)
-                    tma_load(&p.hidden, full, stage.a + u * UNIT * TILE_K, k, tile.row + u * UNIT);
+                    tma_load(hidden, full, stage.a + u * UNIT * TILE_K, k, tile.row + u * UNIT);
+            }
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    load_weight<DOWN_N_MAJOR>(maps.down, full, stage, i, tile.column * TILE_N + i * 64, k, maps.slice);
+            for (int i = 0; i < 4; i++) {  // 64 columns x 64 k each
+                const int column = blocks ? tile.column * 128 + i / 2 * 64 : tile.column * TILE_N + i * 64;
+                tma_load(i % 2 ? odd : even, full, stage.b + i * 64 * TILE_K, n_major ? column : k, n_major ? k : column, maps.slice);
             }
         }
     }
@@ -116,7 +124,11 @@ __device__ __forceinline__ void gather_tile(const Params& p, Shared& s, Ring& ri
 #pragma unroll
     for (int i = 0; i < MINE; i++) {
         const int row = first + i / 2 * 16 + i % 2 * 4;
-        const int token = p.row_token[tile.row + row];
+        int token = tile.row + row;
+        if (!is_shared(p, tile))
+            token = p.row_token[token];
+        else if (token >= p.tokens)
+            token = -1;
         from[i] = max(token, 0) * static_cast<uint32_t>(p.x_stride / 8) + part;
         present |= (token >= 0) << i;
     }
@@ -152,25 +164,28 @@ __device__ void gather_rows(const Params& p, Shared& s, int warp) {
 // A warpgroup's outputs leave through BUFFERS of 64 x 64. What has been stored is announced during the
 // next tile, long after it has landed, and in any case before the warpgroup waits for what other blocks have to announce.
 struct Outbox {
+    static constexpr int NOTHING = -1, SLOT_OUTPUTS = INT_MAX;
+    const Params& p;
     Shared& s;
     const int group;
-    uint32_t* pending;  // the counter to raise once our stores have landed; only in the storing thread
+    int pending = NOTHING;  // what to announce once our stores have landed: a flag of `ready`, or SLOT_OUTPUTS; only in the storing thread
+    int sent = 0;       // of the current tile
 
     __device__ __forceinline__ bool storing() const { return threadIdx.x % 128 == 0; }
     __device__ __forceinline__ void barrier() const { named_barrier(1 + group, 128); }
 
     __device__ __forceinline__ void announce() {
-        if (pending == nullptr) return;
+        if (pending == NOTHING) return;
         tma_store_wait();
-        raise(pending);
-        pending = nullptr;
+        raise(pending == SLOT_OUTPUTS ? p.state + 2 : p.ready + pending);
+        pending = NOTHING;
     }
 
-    // The tile's CHUNK-th 64 x 64 outputs; values(j) gives our pairs of columns 8j to 8j+7, of our row and of the 8th after.
-    template <int CHUNK, typename Values>
+    // 64 x 64 outputs; values(j) gives our pairs of columns 8j to 8j+7, of our row and of the 8th after.
+    template <typename Values>
     __device__ __forceinline__ void store(const TensorMap* map, int row, int column, Values values) {
-        __nv_bfloat16* buffer = s.staging[group][CHUNK % BUFFERS];
-        if constexpr (CHUNK >= BUFFERS) {  // its former content must have left
+        __nv_bfloat16* buffer = s.staging[group][sent % BUFFERS];
+        if (sent++ >= BUFFERS) {  // its former content must have left
             if (storing()) tma_store_wait_read<BUFFERS - 1>();
             barrier();
         }
@@ -186,37 +201,142 @@ struct Outbox {
     }
 };
 
-// The outputs of 64 rows and half (0 or 1) of the tile's columns: 64 accumulators, the BLOCK-th.
-template <bool PLAIN, int BLOCK, int N>
-__device__ __forceinline__ void store_block(const Params& p, Outbox& out, const Tile& tile, const float (&sum)[N], int unit, int half) {
-    constexpr int AT = BLOCK * 64;
-    const int row = tile.row + unit * UNIT, ours = threadIdx.x % 4 * 2;  // of each 8 columns
-    if (tile.phase == UP) {
-        const int first = tile.column * 128 + half * 64;
-        if (first >= p.inner) return;  // the last tile may be half empty
-        const BiasRow gate_bias(p.gate_bias, tile.expert, first + ours), up_bias(p.up_bias, tile.expert, first + ours);
-        out.store<BLOCK>(&p.hidden, row, first, [&](int j) {
-            const int at = AT + j * 4;  // gate; the same columns of up are 32 accumulators on
-            if constexpr (PLAIN)
-                return make_uint2(pack(swiglu(sum[at], sum[at + 32]), swiglu(sum[at + 1], sum[at + 33])),
-                                  pack(swiglu(sum[at + 2], sum[at + 34]), swiglu(sum[at + 3], sum[at + 35])));
-            const float2 g = gate_bias.pair(j * 8), u = up_bias.pair(j * 8);
-            return make_uint2(
-                pack(activate(p, sum[at] + g.x, sum[at + 32] + u.x), activate(p, sum[at + 1] + g.y, sum[at + 33] + u.y)),
-                pack(activate(p, sum[at + 2] + g.x, sum[at + 34] + u.x), activate(p, sum[at + 3] + g.y, sum[at + 35] + u.y)));
-        });
-    } else {
-        const int first = tile.column * TILE_N + half * 128;
-        const BiasRow bias(p.down_bias, tile.expert, first + ours);
-        auto pairs = [&](int j) {
-            const int at = AT + j * 4;
-            float2 b = make_float2(0.0f, 0.0f);
-            if (!PLAIN && first + j * 8 < p.width) b = bias.pair(j * 8);
-            return make_uint2(pack(sum[at] + b.x, sum[at + 1] + b.y), pack(sum[at + 2] + b.x, sum[at + 3] + b.y));
-        };
-        out.store<2 * BLOCK>(&p.slots, row, first, pairs);
-        out.store<2 * BLOCK + 1>(&p.slots, row, first + 64, [&](int j) { return pairs(8 + j); });
+// What one build of the kernel can do besides SwiGLU without biases.
+enum Mode : int { PLAIN, SAVING, GENERAL };  // nothing; keep pre-activations; all of it
+
+// Of 8 columns, 2q and 2q+1 of our row and of the 8th row after, q our lane in its four.
+struct Quad {
+    float a, b, c, d;
+    __device__ __forceinline__ uint2 packed() const { return make_uint2(pack(a, b), pack(c, d)); }
+};
+
+template <int N>
+__device__ __forceinline__ Quad quad(const float (&sum)[N], int at) { return {sum[at], sum[at + 1], sum[at + 2], sum[at + 3]}; }
+
+// The pre-activations of a gate and up.
+struct Pair {
+    Quad gate, up;
+    template <typename F> __device__ __forceinline__ Quad map(F f) const {
+        return {f(gate.a, up.a), f(gate.b, up.b), f(gate.c, up.c), f(gate.d, up.d)};
     }
+};
+
+__device__ __forceinline__ Quad times(const Quad& x, float2 scale) { return {x.a * scale.x, x.b * scale.x, x.c * scale.y, x.d * scale.y}; }
+
+// Four accumulators, of two columns and two rows, times the scale of their row plus the bias of their column.
+template <int N>
+__device__ __forceinline__ void scale_and_shift(float (&sum)[N], int at, float2 scale, float left, float right) {
+    sum[at] = __fmaf_rn(sum[at], scale.x, left);
+    sum[at + 1] = __fmaf_rn(sum[at + 1], scale.x, right);
+    sum[at + 2] = __fmaf_rn(sum[at + 2], scale.y, left);
+    sum[at + 3] = __fmaf_rn(sum[at + 3], scale.y, right);
+}
+
+// Pairs that hold columns q and 4 + q of 8, as interleaved weights leave them, become 2q and 2q + 1.
+__device__ __forceinline__ uint32_t reorder(uint32_t packed) {
+    const int q = threadIdx.x % 4, from = 2 * q % 4;
+    const uint32_t left = __shfl_sync(~0u, packed, from, 4), right = __shfl_sync(~0u, packed, from + 1, 4);
+    return __byte_perm(left, right, q < 2 ? 0x5410 : 0x7632);
+}
+
+__device__ __forceinline__ uint2 reordered(const Quad& x) { return make_uint2(reorder(pack(x.a, x.b)), reorder(pack(x.c, x.d))); }
+
+// The router weights of our two rows of a unit that begins there, or a shared expert's scales of its tokens.
+__device__ __forceinline__ float2 scales(const float* of, int row, int rows) {
+    const int r = row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    return make_float2(r < rows ? of[r] : 0.0f, r + 8 < rows ? of[r + 8] : 0.0f);
+}
+
+// Hidden rows, and their pre-activations if they are kept: 64 columns from `first` on.
+template <Mode MODE, typename PairOf, typename Hidden, typename Pack>
+__device__ __forceinline__ void store_hidden(const Params& p, Outbox& out, const Tile& tile, int row, int first, PairOf pair, Hidden hidden, Pack packed) {
+    if (first >= inner_of(p, tile)) return;  // the last tile may be half empty
+    const bool shared = is_shared(p, tile);
+    out.store(shared ? &p.shared_hidden : &p.hidden, row, first, [&](int j) { return packed(hidden(pair(j))); });
+    if (MODE == PLAIN || shared || (MODE == GENERAL && p.saved_up < 0)) return;
+    if (p.saved_up > 0) out.store(&p.saved, row, first, [&](int j) { return packed(pair(j).gate); });
+    out.store(&p.saved, p.saved_up + row, first, [&](int j) { return packed(pair(j).up); });
+}
+
+// The first layer's outputs of 64 rows and half (0 or 1) of the tile's columns: 64 accumulators from AT on. They become
+// pre-activations in place, since there are no registers for both.
+template <Mode MODE, int AT, int N>
+__device__ __forceinline__ void store_up(const Params& p, Outbox& out, const Tile& tile, float (&sum)[N], int unit, int half) {
+    const int row = tile.row + unit * UNIT, first = tile.column * 128 + half * 64;
+    auto as_it_is = [](const Quad& x) { return x.packed(); };
+    auto blocks = [&](int j) { return Pair{quad(sum, AT + j * 4), quad(sum, AT + 32 + j * 4)}; };
+    if (MODE != GENERAL || is_shared(p, tile)) {
+        store_hidden<MODE>(p, out, tile, row, first, blocks, [](const Pair& pair) { return pair.map(swiglu); }, as_it_is);
+        return;
+    }
+    const float2 one = make_float2(1.0f, 1.0f), weight = p.weight_on == ON_OUTPUT ? one : scales(p.row_weight, row, INT_MAX);
+    const float2 before = p.weight_on == ON_INPUT ? weight : one, after = p.weight_on == ON_HIDDEN ? weight : one;
+    auto hidden = [&](const Pair& pair) { return times(pair.map([&](float gate, float up) { return activate(p, gate, up); }), after); };
+    const int q = threadIdx.x % 4;
+    if (p.first_layer == UNGATED) {
+        const int begin = tile.column * TILE_N + half * 128;
+        const BiasRow<1> bias(p.up_bias, tile.expert, begin + q * 2);
+        auto ungated = [&](const Pair& pair) { return times(pair.map([&](float, float up) { return curve(p, up); }), after); };
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            if (begin + part * 64 >= p.inner) return;
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                const int column = part * 64 + j * 8;
+                scale_and_shift(sum, AT + part * 32 + j * 4, before, bias[column], bias[column + 1]);
+            }
+            auto pair = [&](int j) { return Pair{{}, quad(sum, AT + part * 32 + j * 4)}; };
+            store_hidden<MODE>(p, out, tile, row, begin + part * 64, pair, ungated, as_it_is);
+        }
+        return;
+    }
+    if (first >= p.inner) return;
+    const BiasRow<> gate_bias(p.gate_bias, tile.expert, first), up_bias(p.up_bias, tile.expert, first);
+    if (p.first_layer == BLOCKS) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const int column = j * 8 + q * 2;
+            scale_and_shift(sum, AT + j * 4, before, gate_bias[column], gate_bias[column + 1]);
+            scale_and_shift(sum, AT + 32 + j * 4, before, up_bias[column], up_bias[column + 1]);
+        }
+        store_hidden<MODE>(p, out, tile, row, first, blocks, hidden, as_it_is);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < 16; j++) scale_and_shift(sum, AT + j * 4, before, gate_bias[j * 4 + q], up_bias[j * 4 + q]);
+    auto pair = [&](int j) {  // our columns of 8: q and 4 + q
+        const Quad left = quad(sum, AT + j * 8), right = quad(sum, AT + j * 8 + 4);
+        return Pair{{left.a, right.a, left.c, right.c}, {left.b, right.b, left.d, right.d}};
+    };
+    store_hidden<MODE>(p, out, tile, row, first, pair, hidden, reordered);
+}
+
+// The same of the second layer: 128 columns.
+template <Mode MODE, int AT, int N>
+__device__ __forceinline__ void store_down(const Params& p, Outbox& out, const Tile& tile, float (&sum)[N], int unit, int half) {
+    const bool shared = is_shared(p, tile);
+    const int row = tile.row + unit * UNIT, to = row + (shared ? p.shared_row : 0), begin = tile.column * TILE_N + half * 128;
+    const float2 one = make_float2(1.0f, 1.0f), scale = MODE == GENERAL && shared && p.sigmoid ? scales(p.shared_scale, row, p.tokens) : one;
+    BiasRow<1> bias(p.down_bias, tile.expert, begin + threadIdx.x % 4 * 2);
+    if (shared) bias.at = nullptr;
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+        if (begin + part * 64 >= p.width) return;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const int column = part * 64 + j * 8;
+            if (MODE == GENERAL) scale_and_shift(sum, AT + part * 32 + j * 4, scale, bias[column], bias[column + 1]);
+        }
+        out.store(&p.slots, to, begin + part * 64, [&](int j) { return quad(sum, AT + part * 32 + j * 4).packed(); });
+    }
+}
+
+template <Mode MODE, int AT, int N>
+__device__ __forceinline__ void store_block(const Params& p, Outbox& out, const Tile& tile, float (&sum)[N], int unit, int half) {
+    if (tile.phase == UP)
+        store_up<MODE, AT>(p, out, tile, sum, unit, half);
+    else
+        store_down<MODE, AT>(p, out, tile, sum, unit, half);
 }
 
 // The products of rows `unit` of the tile with its columns from 64 * `column` on: 2 N of them.
@@ -242,60 +362,56 @@ __device__ __forceinline__ void multiply(const Params& p, Shared& s, Ring& ring,
     }
 }
 
-template <bool PLAIN, bool N_MAJOR, int N>
+template <Mode MODE, int N>
 __device__ __forceinline__ void run_tile(const Params& p, Shared& s, Ring& ring, Outbox& out, const Tile& tile, Tracer& trace) {
     float sum[N];  // 128: our own unit of rows, all columns; 64: the only unit, our half of the columns
     const int unit = N == 128 ? out.group : 0, half = N == 128 ? 0 : out.group;
-    multiply<N_MAJOR>(p, s, ring, out, tile, unit, half * 2, sum);
+    if (is_n_major(p, tile))
+        multiply<true>(p, s, ring, out, tile, unit, half * 2, sum);
+    else
+        multiply<false>(p, s, ring, out, tile, unit, half * 2, sum);
     if (threadIdx.x == 128) trace(TILE_MULTIPLIED, tile.phase);
     out.announce();  // nothing is left to announce unless the tile had one step; the buffers are free
+    out.sent = 0;
     out.barrier();
-    store_block<PLAIN, 0>(p, out, tile, sum, unit, half);
-    if constexpr (N == 128) store_block<PLAIN, 1>(p, out, tile, sum, unit, 1);
+    store_block<MODE, 0>(p, out, tile, sum, unit, half);
+    if constexpr (N == 128) store_block<MODE, 64>(p, out, tile, sum, unit, 1);
 }
 
-template <bool PLAIN, bool UP_N_MAJOR, bool DOWN_N_MAJOR>
+template <Mode MODE>
 __device__ __forceinline__ void run_tiles(const Params& p, Shared& s, int group, Tracer& trace) {
     const bool tracing = threadIdx.x == 128;
     Ring ring;
-    Outbox out{s, group, nullptr};
-    uint32_t* const stored = p.state + 2;
+    Outbox out{p, s, group};
     for (int parity = 0;;) {
         const Tile tile = take_tile(p, s, parity);
         // From here on we may wait for other blocks, so what they wait for must be announced.
-        if (tile.phase != UP && out.pending != stored) out.announce();
+        if (tile.phase != UP && out.pending != Outbox::SLOT_OUTPUTS) out.announce();
         if (tile.phase == END) break;
         if (tracing) trace(TILE_BEGIN, tile.phase);
-        if (UP_N_MAJOR == DOWN_N_MAJOR || tile.phase == UP) {
-            if (tile.units == 2)
-                run_tile<PLAIN, UP_N_MAJOR, 128>(p, s, ring, out, tile, trace);
-            else
-                run_tile<PLAIN, UP_N_MAJOR, 64>(p, s, ring, out, tile, trace);
-        } else {
-            if (tile.units == 2)
-                run_tile<PLAIN, DOWN_N_MAJOR, 128>(p, s, ring, out, tile, trace);
-            else
-                run_tile<PLAIN, DOWN_N_MAJOR, 64>(p, s, ring, out, tile, trace);
-        }
-        if (out.storing()) out.pending = tile.phase == UP ? p.ready + tile.flag : stored;
+        if (tile.units == 2)
+            run_tile<MODE, 128>(p, s, ring, out, tile, trace);
+        else
+            run_tile<MODE, 64>(p, s, ring, out, tile, trace);
+        if (out.storing()) out.pending = tile.phase == UP ? tile.flag : Outbox::SLOT_OUTPUTS;
         if (tracing) trace(TILE_STORED, tile.phase);
     }
     out.announce();
-    if (out.storing()) wait_count(p, stored, CONSUMERS * s.tile_begin[p.experts] * down_columns(p), SLOTS);
+    if (out.storing()) wait_count(p, p.state + 2, CONSUMERS * (s.tile_begin[p.experts] + shared_row_tiles(p)) * columns_of(p, DOWN, false), SLOTS);
     out.barrier();
     if (tracing) trace(ALL_STORED);
     combine(p, blockIdx.x * 4 * CONSUMERS + threadIdx.x / 32 - 4, gridDim.x * 4 * CONSUMERS);
     if (tracing) trace(COMBINED);
 }
 
-template <bool PLAIN, bool UP_N_MAJOR, bool DOWN_N_MAJOR>
+template <Mode MODE>
 __device__ __forceinline__ void forward(const Params& p) {
     extern __shared__ __align__(1024) uint8_t memory[];  // swizzles count from multiples of 1024
     Shared& s = *reinterpret_cast<Shared*>(memory);
     Tracer trace(p);
     if (threadIdx.x == 0) {
         trace(STARTED);
-        for (const TensorMap* map = &p.gate; map <= &p.slots; map++) prefetch_map(map);
+        for (const TensorMap* map = &p.gate; map <= &p.saved; map++) prefetch_map(map);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&s.full[i], 1 + GATHERERS);
             barrier_init(&s.empty[i], 4 * CONSUMERS);
@@ -312,27 +428,22 @@ __device__ __forceinline__ void forward(const Params& p) {
             gather_rows(p, s, warp - 2);
         else if (threadIdx.x % 32 == 0) {
             if (warp == 0)
-                load_tiles<UP_N_MAJOR, DOWN_N_MAJOR>(p, s);
+                load_tiles(p, s);
             else
                 announce_tiles(p, s);
         }
     } else {
         registers_up<CONSUMER_REGISTERS>();
-        run_tiles<PLAIN, UP_N_MAJOR, DOWN_N_MAJOR>(p, s, warp / 4 - 1, trace);
+        run_tiles<MODE>(p, s, warp / 4 - 1, trace);
     }
 }
 
 }  // namespace mokfx
 
-// Entries for each pair of storage orders of (gate/up, down): k is [out, in] as in nn.Linear, n is [in, out].
-#define MOKFX_ENTRY(name, plain, up, down)                                                                      \
+#define MOKFX_ENTRY(name, mode)                                                                                     \
     extern "C" __global__ void __launch_bounds__(mokfx::THREADS, 1) name(const __grid_constant__ mokfx::Params p) { \
-        mokfx::forward<plain, up, down>(p);                                                                     \
+        mokfx::forward<mokfx::mode>(p);                                                                             \
     }
-#define MOKFX_ENTRIES(name, plain)               \
-    MOKFX_ENTRY(name##_kk, plain, false, false)  \
-    MOKFX_ENTRY(name##_kn, plain, false, true)   \
-    MOKFX_ENTRY(name##_nk, plain, true, false)   \
-    MOKFX_ENTRY(name##_nn, plain, true, true)
-MOKFX_ENTRIES(mok_forward, true)
-MOKFX_ENTRIES(mok_forward_general, false)
+MOKFX_ENTRY(mok_forward, PLAIN)
+MOKFX_ENTRY(mok_forward_saving, SAVING)
+MOKFX_ENTRY(mok_forward_general, GENERAL)

@@ -20,14 +20,33 @@ struct Bias {
     int expert_stride, column_stride;
 };
 
+// How the columns of an expert's first layer lie in a tile of 256.
+enum FirstLayer : int {
+    BLOCKS = 0,   // 64 of gate, the same 64 of up, and again
+    INTERLEAVED,  // gate, up, gate, up, as the weights lie in memory: `gate` maps both
+    UNGATED       // 256 of `up`
+};
+
+// The curve between the layers, see activate.cuh.
+enum Curve : int { SIGMOID = 0, GAUSS, RELU, RELU_SQUARED };
+
+// Where router weights apply.
+enum WeightOn : int { ON_OUTPUT = 0, ON_HIDDEN, ON_INPUT };
+
 struct Params {
     TensorMap gate, up, down;    // [expert, out, in], boxes of 64 x 64; unused if `listed`
+    TensorMap shared_gate, shared_up, shared_down;  // of the shared expert, likewise
     TensorMap hidden, slots;     // [row, column], boxes of 64 x 64; rows are sorted by expert and padded by UNIT
+    TensorMap shared_hidden;     // [token, column]; the shared expert's outputs are rows of `slots` from `shared_row` on
+    TensorMap saved;             // [row, column]: the gate's pre-activations, and after `saved_up` rows the up's
     const __nv_bfloat16* x;      // [tokens, width], rows `x_stride` elements apart
     const void* ids;             // [tokens, choices] int32 or int64
     const void* weights;         // [tokens, choices]
     __nv_bfloat16* y;            // [tokens, width]
     const __nv_bfloat16* slot_outputs;  // what `slots` maps
+    const __nv_bfloat16* sigmoid;  // [width], `sigmoid_stride` elements apart, or null: no gate on the shared expert
+    float* shared_scale;         // [tokens] sigmoid(x @ sigmoid)
+    float* row_weight;           // [rows] the router weight of each sorted row, unless it applies to the output
     int* row_token;              // [rows] the token of each sorted row, -1 for padding
     int* slot_row;               // [tokens * choices] the sorted row of each slot, -1 if it is dropped
     uint32_t* histogram;         // [chunks, experts] slots of each chunk and expert
@@ -37,22 +56,28 @@ struct Params {
     uint64_t* trace;             // [blocks, TRACE_EVENTS, 2] or null: time and kind of events
     const TensorMap* listed;     // [3, experts] maps of gate, up, down of each expert, or null: weights are stacked
     Bias gate_bias, up_bias, down_bias;
-    long long x_stride;
+    long long x_stride, sigmoid_stride;
     int tokens, choices, experts, width, inner;
     int chunk, chunks;           // slots a block counts and places (a multiple of THREADS), blocks that have some
+    int shared_inner;            // width of the shared expert, 0: there is none
+    int shared_row, shared_flag; // where its rows begin in `slots`, and its flags in `ready`
+    int n_major;                 // storage [in, out] of: 1 gate and up, 2 down, 4 and 8 those of the shared expert
+    int first_layer, curve, weight_on;
+    int capacity, by_choice;     // slots an expert keeps; earlier slots are those of earlier choices, not tokens
+    int saved_up;
     int wide_ids;                // ids are int64
     int weight_kind;             // 0 float32, 1 bfloat16, 2 float16, 3 float64
     uint32_t patience;           // how long any wait may take, in units of 2^32 ns
     float linear, cubic, limit, offset;  // of the activation, see activate.cuh
-    int reserved[10];
+    int reserved[8];
 };
-static_assert(sizeof(Params) == 896, "kernels/driver.py packs exactly this");
+static_assert(sizeof(Params) == 1600, "kernels/driver.py packs exactly this");
 
 enum Phase : int { UP = 0, DOWN = 1, END = 2 };
 
 struct Tile {
-    int phase, expert;
-    int row, units;   // first sorted row, and how many units of rows
+    int phase, expert;  // expert number `experts` is the shared one
+    int row, units;   // first sorted row (of the shared expert: token), and how many units of rows
     int column;       // column tile
     int flag;         // index into `ready`
 };

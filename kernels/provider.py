@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from . import build
-from .activation import activation, biases
-from .forward import MAX_CHOICES, MAX_EXPERTS, MAX_UNITS, UNIT, WEIGHT_KINDS, forward
-from .weights import Matrices, gate_and_up, matrices
+from .activation import Biases, activation, biases, side_by_side
+from .forward import MAX_CHOICES, MAX_EXPERTS, MAX_UNITS, UNIT, WEIGHT_KINDS, Layer, SharedExpert, forward, rows_of
+from .weights import FirstLayer, Matrices, first_layer, matrices
 
 if TYPE_CHECKING:  # kernels depends on nothing of mokfx at run time
     from mokfx.ops.arguments import Call
@@ -46,21 +46,17 @@ def call_reason(call: Call) -> str | None:
         return "it is of an expert-parallel group, and only one rank is built"
     if call.x.dtype != torch.bfloat16 or call.y_dtype != torch.bfloat16:
         return f"x is {call.x.dtype} and y {call.y_dtype}, and only torch.bfloat16 is built"
-    if activation(call.activation, call.activation_args) is None:
-        return f"the activation {call.activation!r} is not built"
-    if call.shared_w_gate is not None:
-        return "it has a shared expert"
-    if call.weight_on != "output":
-        return f"weights apply to the {call.weight_on!r}, and only 'output' is built"
-    if call.capacity is not None:
-        return "it has a capacity"
     return _size_reason(call) or _layout_reason(call)
 
 
 def _size_reason(call: Call) -> str | None:
     width, inner, choices = call.x.shape[1], call.w_down[0].shape[-2], call.topk_ids.shape[1]
-    if width % UNIT or inner % UNIT:
-        return f"H is {width} and I {inner}, and both must be multiples of {UNIT}"
+    sizes = {"H": width, "I": inner}
+    if call.shared_w_down is not None:
+        sizes["the shared expert's width"] = call.shared_w_down.shape[0]
+    for what, size in sizes.items():
+        if size % UNIT:
+            return f"{what} is {size}, and it must be a multiple of {UNIT}"
     if call.num_experts > MAX_EXPERTS or choices > MAX_CHOICES:
         return f"{call.num_experts} experts and {choices} choices, of at most {MAX_EXPERTS} and {MAX_CHOICES}"
     tokens = call.x.shape[0]
@@ -76,20 +72,39 @@ def _tokens_reason(slots: int, experts: int) -> str | None:
 
 
 def _layout_reason(call: Call) -> str | None:
-    found = _weights(call, with_address=False)
+    found = _networks(call, with_address=False)
     return found if isinstance(found, str) else None
 
 
-def _weights(call: Call, with_address: bool) -> tuple[Matrices, Matrices, Matrices] | str:
-    first = gate_and_up(call.w_gate, call.w_up, call.gate_up, with_address=with_address)
-    down = matrices(call.w_down, with_address=with_address)
+def _networks(call: Call, with_address: bool) -> tuple[FirstLayer, Matrices, SharedExpert | None] | str:
+    """The first and the second layer of the experts, and the shared expert, or why the kernel cannot read them."""
+    first = first_layer(call.w_gate, call.w_up, call.gate_up, with_address=with_address)
+    routed = _readable(first, matrices(call.w_down, with_address=with_address))
+    if isinstance(routed, str):
+        return routed
+    shared = _shared(call, with_address)
+    return shared if isinstance(shared, str) else (*routed, shared)
+
+
+def _shared(call: Call, with_address: bool) -> SharedExpert | str | None:
+    if call.shared_w_gate is None or call.shared_w_down is None:
+        return None
+    up = [] if call.shared_w_up is None else [call.shared_w_up[None]]
+    first = first_layer([call.shared_w_gate[None]], up, "apart" if up else "gate_up", with_address=with_address)
+    network = _readable(first, matrices([call.shared_w_down[None]], with_address=with_address))
+    if isinstance(network, str):
+        return f"the shared expert: {network}"
+    return SharedExpert(network[0].gate, network[0].up, network[1], call.shared_sigmoid)
+
+
+def _readable(first: FirstLayer | str, down: Matrices | str) -> tuple[FirstLayer, Matrices] | str:
     if isinstance(first, str):
         return first
     if isinstance(down, str):
         return down
-    if first[0].n_major != first[1].n_major:
+    if first.gate.n_major != first.up.n_major:
         return "gate and up are stored in different orders"
-    return next((why for one in (*first, down) if (why := one.unreadable())), (*first, down))
+    return next((why for one in (first.gate, first.up, down) if (why := one.unreadable())), (first, down))
 
 
 def run(call: Call) -> Tensor:
@@ -97,32 +112,51 @@ def run(call: Call) -> Tensor:
 
     Raises RuntimeError for what fake tensors cannot tell: too many tokens, or weights at an odd address.
     """
-    if reason := _tokens_reason(call.topk_ids.numel(), call.num_experts):
-        raise RuntimeError(f"mok.moe: provider {NAME!r} cannot run this call: {reason}")
-    found = _weights(call, with_address=True)
-    if isinstance(found, str):
-        raise RuntimeError(f"mok.moe: provider {NAME!r} cannot run this call: {found}")
-    x = call.x
-    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
-        x = x.contiguous() if x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
-    weights = call.topk_weights.contiguous()
-    if weights.dtype not in WEIGHT_KINDS:
-        weights = weights.float()
-    act = activation(call.activation, call.activation_args)
-    assert act is not None, "supports() refuses other activations"
-    bias = biases(call.b_gate, call.b_up, call.b_down, call.gate_up)
-    return forward(x, call.topk_ids.contiguous(), weights, *found, act=act, bias=bias)
+    x, weights, layer = _arguments(call)
+    return forward(x, call.topk_ids.contiguous(), weights, layer)
 
 
 def run_saving(call: Call) -> tuple[Tensor, Tensor]:
-    """`mok::moe_forward` of a call that `supports` accepts: y and the pre-activations of `saved_shape`."""
-    raise RuntimeError(f"mok.moe: provider {NAME!r} has no backward yet, so there is nothing to save for one")
+    """`mok::moe_forward`: the same, and the pre-activations of `saved_shape`, unset in rows that no slot has."""
+    x, weights, layer = _arguments(call)
+    saved = x.new_empty(saved_shape(call))
+    return forward(x, call.topk_ids.contiguous(), weights, layer, saved=saved), saved
 
 
 def saved_shape(call: Call) -> tuple[int | torch.SymInt, ...]:
-    """[2, rows, I]: gate's and up's outputs of each sorted row, before the activation; rows = n + 64 E in whole 64s."""
-    rows = (call.topk_ids.numel() // UNIT + call.num_experts) * UNIT
-    return 2, rows, call.w_down[0].shape[-2]
+    """[2, rows, I]: gate's and up's outputs of each sorted row, before the activation; [1, rows, I] without a gate."""
+    gated = 2 if call.w_gate else 1
+    return gated, rows_of(call.topk_ids.numel(), call.num_experts), call.w_down[0].shape[-2]
+
+
+def _arguments(call: Call) -> tuple[Tensor, Tensor, Layer]:
+    """x and the router weights as the kernel reads them, and the layer."""
+    if reason := _tokens_reason(call.topk_ids.numel(), call.num_experts):
+        raise RuntimeError(f"mok.moe: provider {NAME!r} cannot run this call: {reason}")
+    networks = _networks(call, with_address=True)
+    if isinstance(networks, str):
+        raise RuntimeError(f"mok.moe: provider {NAME!r} cannot run this call: {networks}")
+    first, down, shared = networks
+    bias = biases(call.b_gate, call.b_up, call.b_down, call.gate_up)
+    layer = Layer(
+        first,
+        down,
+        activation(call.activation, call.activation_args),
+        Biases(bias.gate, side_by_side(bias.up) if not call.w_gate else bias.up, side_by_side(bias.down)),
+        shared,
+        call.weight_on,
+        None if call.capacity is None else int(call.capacity),
+        call.capacity is not None and call.capacity_order == "choice",  # else rows lie in the order of slots
+    )
+    weights = call.topk_weights.contiguous()
+    return _aligned(call.x), weights if weights.dtype in WEIGHT_KINDS else weights.float(), layer
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """x with rows that begin at multiples of 16 bytes, copied if they do not."""
+    if x.data_ptr() % 16:
+        return x.clone(memory_format=torch.contiguous_format)
+    return x if x.stride(1) == 1 and x.stride(0) % 8 == 0 else x.contiguous()
 
 
 def backward(grad_y: Tensor, call: Call, saved: Tensor | None) -> list[Tensor]:

@@ -1,6 +1,8 @@
 // The schedule, on the device: count the slots of each expert, lay the experts' rows out one after another, give each
-// slot its row (stable: by slot number), and hand out tiles. Integers only, so it is the same from run to run.
+// slot its row (stable: in the order of slots), and hand out tiles. Integers only, so it is the same from run to run.
 #pragma once
+#include <cuda_fp16.h>
+
 #include <climits>
 
 #include "layout.cuh"
@@ -33,21 +35,39 @@ __device__ __forceinline__ int load_id(const Params& p, int slot) {
     return id == static_cast<int>(id) ? static_cast<int>(id) : INT_MIN;  // never a valid id
 }
 
+__device__ __forceinline__ float load_weight(const Params& p, int slot) {
+    switch (p.weight_kind) {
+        case 0: return static_cast<const float*>(p.weights)[slot];
+        case 1: return __bfloat162float(static_cast<const __nv_bfloat16*>(p.weights)[slot]);
+        case 2: return __half2float(static_cast<const __half*>(p.weights)[slot]);
+        default: return static_cast<float>(static_cast<const double*>(p.weights)[slot]);
+    }
+}
+
+// The i-th slot in the order in which experts take them, which matters if they have a capacity.
+__device__ __forceinline__ int slot_at(const Params& p, int i) {
+    return p.by_choice ? i % p.tokens * p.choices + i / p.tokens : i;
+}
+
+__device__ __forceinline__ int shared_row_tiles(const Params& p) {
+    return p.shared_inner > 0 ? (p.tokens + TILE_UNITS * UNIT - 1) / (TILE_UNITS * UNIT) : 0;
+}
+
 // This block's chunk of slots into its row of the histogram; also clears the counters that come after the barrier.
 __device__ inline void count_slots(const Params& p, Scratch& s) {
     for (int e = threadIdx.x; e < p.experts; e += THREADS) s.total[e] = 0;
     __syncthreads();
     const int first = blockIdx.x * p.chunk, last = min(first + p.chunk, p.tokens * p.choices);
 #pragma unroll 1
-    for (int slot = first + threadIdx.x; slot < last; slot += THREADS) {
-        const int id = load_id(p, slot);
+    for (int i = first + threadIdx.x; i < last; i += THREADS) {
+        const int id = load_id(p, slot_at(p, i));
         if (id < -1 || id >= p.experts) fault(p, ID_OUT_OF_RANGE, id);
         if (id >= 0) atomicAdd(&s.total[id], 1);
     }
     __syncthreads();
     if (blockIdx.x < p.chunks)
         for (int e = threadIdx.x; e < p.experts; e += THREADS) p.histogram[blockIdx.x * p.experts + e] = s.total[e];
-    const int flags = (p.tokens * p.choices) / UNIT + p.experts;
+    const int flags = p.shared_flag + shared_row_tiles(p);
     for (int i = blockIdx.x * THREADS + threadIdx.x; i < flags; i += gridDim.x * THREADS) p.ready[i] = 0;
     if (blockIdx.x == 0 && threadIdx.x < 3) p.state[1 + threadIdx.x] = 0;
 }
@@ -70,6 +90,8 @@ __device__ inline void sum_histogram(const Params& p, Scratch& s) {
         atomicAdd(&s.total[e], total);
         atomicAdd(&s.before[e], before);
     }
+    __syncthreads();
+    for (int e = threadIdx.x; e < p.experts; e += THREADS) s.total[e] = min(s.total[e], p.capacity);
     __syncthreads();
 }
 
@@ -98,16 +120,18 @@ __device__ inline void lay_out_experts(const Params& p, const Scratch& s, Shared
 
 __device__ inline void place_slots(const Params& p, Scratch& s, const Shared& shared) {
     for (int e = blockIdx.x; e < p.experts; e += gridDim.x)  // the padding after each expert's rows
-        for (int row = shared.unit_begin[e] * UNIT + s.total[e] + threadIdx.x; row < shared.unit_begin[e + 1] * UNIT; row += THREADS)
+        for (int row = shared.unit_begin[e] * UNIT + s.total[e] + threadIdx.x; row < shared.unit_begin[e + 1] * UNIT; row += THREADS) {
             p.row_token[row] = -1;
+            if (p.row_weight) p.row_weight[row] = 0.0f;
+        }
     for (int e = threadIdx.x; e < p.experts; e += THREADS) s.before[e] += shared.unit_begin[e] * UNIT;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first = blockIdx.x * p.chunk, last = min(first + p.chunk, p.tokens * p.choices);
     for (int base = first; base < last; base += THREADS) {
         for (int i = threadIdx.x; i < WARPS * MAX_EXPERTS; i += THREADS) s.warp[0][i] = 0;
         __syncthreads();
-        const int slot = base + threadIdx.x;
-        const int id = slot < last ? load_id(p, slot) : -1;
+        const int i = base + threadIdx.x, slot = i < last ? slot_at(p, i) : -1;
+        const int id = i < last ? load_id(p, slot) : -1;
         const uint32_t same = __match_any_sync(~0u, id);
         const int rank = __popc(same & ((1u << lane) - 1));
         if (id >= 0 && rank == 0) s.warp[warp][id] = __popc(same);
@@ -122,12 +146,28 @@ __device__ inline void place_slots(const Params& p, Scratch& s, const Shared& sh
             s.before[e] = row;
         }
         __syncthreads();
-        if (slot < last) {
-            const int row = id >= 0 ? s.warp[warp][id] + rank : -1;
+        if (i < last) {
+            int row = id >= 0 ? s.warp[warp][id] + rank : -1;
+            if (row >= 0 && row - shared.unit_begin[id] * UNIT >= p.capacity) row = -1;
             p.slot_row[slot] = row;
-            if (row >= 0) p.row_token[row] = slot / p.choices;
+            if (row >= 0) {
+                p.row_token[row] = slot / p.choices;
+                if (p.row_weight) p.row_weight[row] = load_weight(p, slot);
+            }
         }
         __syncthreads();
+    }
+}
+
+// What the shared expert's output of each token is multiplied by; a warp takes a token.
+__device__ inline void scale_shared(const Params& p) {
+    const int lane = threadIdx.x % 32;
+    for (int token = blockIdx.x * WARPS + threadIdx.x / 32; token < p.tokens; token += gridDim.x * WARPS) {
+        float sum = 0;
+        for (int k = lane; k < p.width; k += 32)
+            sum = __fmaf_rn(__bfloat162float(p.x[token * p.x_stride + k]), __bfloat162float(p.sigmoid[k * p.sigmoid_stride]), sum);
+        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+        if (lane == 0) p.shared_scale[token] = __fdividef(1.0f, 1.0f + __expf(-sum));
     }
 }
 
@@ -140,44 +180,63 @@ __device__ inline void make_schedule(const Params& p, Shared& shared, Tracer& tr
     sum_histogram(p, scratch);
     lay_out_experts(p, scratch, shared);
     place_slots(p, scratch, shared);
+    if (p.sigmoid) scale_shared(p);
     fence_proxy_shared();  // the copy engine writes the stages next
     grid_barrier(p);
     if (threadIdx.x == 0) trace(PLACED);
 }
 
-// Column tiles of gate/up and of down.
-__device__ __forceinline__ int up_columns(const Params& p) { return (p.inner + TILE_N / 2 - 1) / (TILE_N / 2); }
-__device__ __forceinline__ int down_columns(const Params& p) { return (p.width + TILE_N - 1) / TILE_N; }
+// ---- tiles
 
-// Tile number i of the launch: all tiles of gate/up, then all of down; in each, expert by expert, up to RASTER row tiles at
-// a time, down the rows first. A tile only waits for tiles with smaller numbers, so handing them out in order cannot deadlock.
+// Column tiles of one expert's gate/up or down.
+__device__ __forceinline__ int columns_of(const Params& p, int phase, bool shared) {
+    if (phase == DOWN) return (p.width + TILE_N - 1) / TILE_N;
+    const int tile = !shared && p.first_layer == UNGATED ? TILE_N : TILE_N / 2;
+    return ((shared ? p.shared_inner : p.inner) + tile - 1) / tile;
+}
+
+// The i-th tile of an expert with so many row tiles: up to RASTER row tiles at a time, down the rows first.
+__device__ __forceinline__ void place_tile(Tile& tile, int i, int row_tiles, int columns, int& row_tile) {
+    const int groups = (row_tiles + RASTER - 1) / RASTER, most = (row_tiles + groups - 1) / groups;
+    const int group = i / (most * columns), size = min(most, row_tiles - group * most);
+    i -= group * most * columns;
+    row_tile = group * most + i % size;
+    tile.column = i / size;
+}
+
+// Tile number i of the launch: gate/up of the shared expert and of all others, then all down; expert by expert. A tile only
+// waits for tiles with smaller numbers, so handing them out in order cannot deadlock.
 __device__ inline Tile tile_at(const Params& p, const Shared& s, int i) {
-    const int row_tiles = s.tile_begin[p.experts];
+    const int row_tiles = s.tile_begin[p.experts], shared_tiles = shared_row_tiles(p);
     Tile tile{};
-    int columns = up_columns(p);
-    if (i >= row_tiles * columns) {
+    int columns = 0, m;
+    for (tile.phase = UP; tile.phase != END; tile.phase++) {
+        const int shared_columns = columns_of(p, tile.phase, true);
+        if (i < shared_tiles * shared_columns) {
+            place_tile(tile, i, shared_tiles, shared_columns, m);
+            tile.expert = p.experts;
+            tile.row = m * TILE_UNITS * UNIT;
+            tile.units = min(TILE_UNITS, (p.tokens - tile.row + UNIT - 1) / UNIT);
+            tile.flag = p.shared_flag + m;
+            return tile;
+        }
+        i -= shared_tiles * shared_columns;
+        columns = columns_of(p, tile.phase, false);
+        if (i < row_tiles * columns) break;
         i -= row_tiles * columns;
-        columns = down_columns(p);
-        tile.phase = i < row_tiles * columns ? DOWN : END;
-        if (tile.phase == END) return tile;
     }
+    if (tile.phase == END) return tile;
     const int at = i / columns;
     int low = 0, high = p.experts;  // tile_begin[low] <= at < tile_begin[high]
     while (high - low > 1) {
         const int middle = (low + high) / 2;
         (s.tile_begin[middle] <= at ? low : high) = middle;
     }
-    const int tiles = s.tile_begin[low + 1] - s.tile_begin[low];
-    i -= s.tile_begin[low] * columns;
-    const int groups = (tiles + RASTER - 1) / RASTER, most = (tiles + groups - 1) / groups;
-    const int group = i / (most * columns), size = min(most, tiles - group * most);
-    i -= group * most * columns;
-    const int m = group * most + i % size;
+    place_tile(tile, i - s.tile_begin[low] * columns, s.tile_begin[low + 1] - s.tile_begin[low], columns, m);
     const int unit = s.unit_begin[low] + m * TILE_UNITS;
     tile.expert = low;
     tile.row = unit * UNIT;
     tile.units = min(TILE_UNITS, s.unit_begin[low + 1] - unit);
-    tile.column = i / size;
     tile.flag = s.tile_begin[low] + m;
     return tile;
 }

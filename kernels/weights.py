@@ -52,6 +52,16 @@ class Matrices:
             return f"expert weights [in, out] of strides {strides}: they, or addresses, are not in 16 bytes"
         return None
 
+    def stacked(self) -> Matrices:
+        """Listed slices of one stack as that stack. Raises ValueError if they are not evenly spaced."""
+        if not self.listed:
+            return self
+        following = zip(self.addresses, self.addresses[1:], strict=False)
+        steps = {b - a for a, b in following} or {self.rows * self.columns * 2}
+        if len(steps) > 1:
+            raise ValueError("these matrices are not slices of one stack: make them with empty_like_weights")
+        return replace(self, addresses=self.addresses[:1], spacing=steps.pop() // 2)
+
     def map(self) -> bytes:
         """The TMA map of stacked matrices: the contiguous dimension, the other one, experts."""
         return self._map(self.addresses[0], self.experts, self.spacing)
@@ -91,21 +101,41 @@ def matrices(weights: Sequence[Tensor], *, with_address: bool = True) -> Matrice
     return Matrices(addresses, len(weights), rows, columns, 0, row_stride, column_stride)
 
 
-def gate_and_up(
+BLOCKS, INTERLEAVED, UNGATED = range(3)
+"""`FirstLayer` of layout.cuh."""
+
+
+@dataclass(frozen=True)
+class FirstLayer:
+    """Gate and up, each as matrices of its own; both as one if interleaved columns lie side by side; or up alone."""
+
+    gate: Matrices
+    up: Matrices
+    kind: int = BLOCKS
+
+
+def first_layer(
     gate: Sequence[Tensor], up: Sequence[Tensor], layout: str, *, with_address: bool = True
-) -> tuple[Matrices, Matrices] | str:
-    """Gate and up as matrices of their own, for every layout of the op (see mokfx.ops.schema), or why not."""
-    left = matrices(gate, with_address=with_address)
+) -> FirstLayer | str:
+    """The first layer for every layout of the op (see mokfx.ops.schema), or why the kernel cannot read it.
+
+    `gate` is empty if the activation has none.
+    """
+    left = matrices(gate or up, with_address=with_address)
     if isinstance(left, str):
         return left
+    if not gate:
+        return FirstLayer(left, left, UNGATED)
     if layout == "apart":
         right = matrices(up, with_address=with_address)
-        return right if isinstance(right, str) else (left, right)
+        return right if isinstance(right, str) else FirstLayer(left, right)
+    if layout == "interleaved" and left.n_major:
+        return FirstLayer(left, left, INTERLEAVED)
     half = left.columns // 2
     if layout == "interleaved":
-        return left.part(0, 2, half), left.part(1, 2, half)
+        return FirstLayer(left.part(0, 2, half), left.part(1, 2, half))
     halves = left.part(0, 1, half), left.part(half, 1, half)
-    return halves if layout == "gate_up" else halves[::-1]
+    return FirstLayer(*(halves if layout == "gate_up" else halves[::-1]))
 
 
 @functools.lru_cache(maxsize=1024)

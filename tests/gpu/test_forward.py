@@ -6,23 +6,21 @@ import dataclasses
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 if not torch.cuda.is_available():
     pytest.skip("needs an H100 or H200", allow_module_level=True)
 
 from mokfx.kernels import forward as hopper
-from mokfx.kernels.activation import activation, biases
-from mokfx.kernels.weights import Matrices, gate_and_up, matrices
-from tests.gpu.moe_case import ROUTINGS, Act, Case, error, make, poison, reference, swiglu
+from mokfx.kernels.weights import FirstLayer, Matrices, first_layer, matrices
+from tests.gpu.moe_case import ROUTINGS, Case, error, make, poison, reference
 
 pytestmark = pytest.mark.gpu
 
 
 def run(case: Case) -> torch.Tensor:
-    found = [matrices([weight]) for weight in (case.gate, case.up, case.down)]
-    gate, up, down = (weights for weights in found if isinstance(weights, Matrices))
-    return hopper.forward(case.x, case.ids, case.weights, gate, up, down, timeout=5.0)
+    first, down = first_layer([case.gate], [case.up], "apart"), matrices([case.down])
+    assert isinstance(first, FirstLayer) and isinstance(down, Matrices)
+    return hopper.forward(case.x, case.ids, case.weights, hopper.Layer(first, down), timeout=5.0)
 
 
 def check(case: Case) -> None:
@@ -72,63 +70,6 @@ def test_nothing_to_do() -> None:
 def test_weight_and_id_types(dtype: torch.dtype) -> None:
     case = make(300, 256, 128, 8, 2)
     check(dataclasses.replace(case, weights=case.weights.to(dtype), ids=case.ids.int()))
-
-
-@pytest.mark.parametrize("listed", [False, True])
-@pytest.mark.parametrize("layout", ["gate_up", "up_gate", "interleaved"])
-def test_fused_gate_and_up(layout: str, listed: bool) -> None:
-    case = make(300, 256, 128, 8, 2)
-    if layout == "interleaved":
-        fused = torch.stack([case.gate, case.up], -1).flatten(-2)
-    else:
-        fused = torch.cat([case.gate, case.up] if layout == "gate_up" else [case.up, case.gate], -1)
-    fused = fused.transpose(1, 2).contiguous().transpose(1, 2)
-    both, down = gate_and_up(list(fused) if listed else [fused], [], layout), matrices([case.down])
-    assert isinstance(both, tuple) and isinstance(down, Matrices)
-    assert torch.equal(hopper.forward(case.x, case.ids, case.weights, *both, down), run(case))
-
-
-@pytest.mark.parametrize("order", ["kk", "kn", "nk", "nn"])
-def test_listed_weights(order: str) -> None:
-    case = make(1000, 256, 192, 24, 4, order=order)
-    lists = [[w[e].clone() for e in range(24)] for w in (case.gate, case.up, case.down)]  # strides are kept
-    gate, up, down = (weights for weights in map(matrices, lists) if isinstance(weights, Matrices))
-    assert gate.listed and len(set(gate.addresses)) == 24
-    assert torch.equal(hopper.forward(case.x, case.ids, case.weights, gate, up, down), run(case))
-
-
-ACTS: dict[str, tuple[list[float], Act]] = {
-    "swiglu": ([], swiglu),
-    "geglu_tanh": ([], lambda gate, up: F.gelu(gate, approximate="tanh") * up),
-    "clamped_swiglu": (
-        [1.702, 1.5],
-        lambda gate, up: gate.clamp(max=1.5) * torch.sigmoid(1.702 * gate.clamp(max=1.5)) * (up.clamp(-1.5, 1.5) + 1),
-    ),
-}
-
-
-@pytest.mark.parametrize("layout", ["none", "apart", "interleaved"])
-@pytest.mark.parametrize("name", ACTS)
-@pytest.mark.parametrize("order", ["kk", "nn"])
-def test_activations_and_biases(name: str, layout: str, order: str) -> None:
-    case = make(500, 320, 192, 8, 2, order=order)
-    arguments, plain = ACTS[name]
-    act = activation(name, arguments)
-    assert act is not None
-    gate, up, down = (torch.randn(8, n, device="cuda").bfloat16() for n in (192, 192, 320))
-    if layout == "none":
-        bias = biases(None, None, None, "apart")
-    elif layout == "apart":
-        bias = biases([gate], list(up), [down], "apart")
-    else:
-        bias = biases([torch.stack([gate, up], -1).flatten(1)], None, [down], layout)
-    poison()
-    found = [matrices([weight]) for weight in (case.gate, case.up, case.down)]
-    weights = [one for one in found if isinstance(one, Matrices)]
-    y = hopper.forward(case.x, case.ids, case.weights, *weights, act=act, bias=bias, timeout=5.0)
-    truth = reference(case, torch.float64, plain, bias)
-    ours, theirs = error(y, truth), error(reference(case, torch.bfloat16, plain, bias), truth)
-    assert ours <= 1.5 * theirs, f"relative error {ours:.2e}, of an unfused bf16 computation {theirs:.2e}"
 
 
 @pytest.mark.parametrize("routing", ["balanced", "zipf"])

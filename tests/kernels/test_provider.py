@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mokfx.kernels import provider
-from mokfx.kernels.activation import activation, biases
-from mokfx.kernels.weights import Matrices, gate_and_up, matrices
+from mokfx.kernels.activation import GAUSS, RELU, RELU_SQUARED, SIGMOID, activation, biases
+from mokfx.kernels.weights import BLOCKS, INTERLEAVED, UNGATED, FirstLayer, Matrices, first_layer, matrices
 from mokfx.ops.activations import ACTIVATIONS
 from mokfx.ops.arguments import Call
 
@@ -37,6 +37,14 @@ def call(**changes: object) -> Call:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
+def shared(width: int, step: int = 1) -> dict[str, object]:
+    """A shared expert whose down weight has a stride of `step` in both dimensions."""
+    return {
+        "shared_w_gate": torch.empty(192, 2 * width, dtype=torch.bfloat16),
+        "shared_w_down": torch.empty(width, 192, step, dtype=torch.bfloat16)[..., 0],
+    }
+
+
 def test_a_plain_call_is_supported() -> None:
     assert provider.call_reason(call()) is None
 
@@ -52,10 +60,8 @@ CHANGES: dict[str, Callable[[], dict[str, object]]] = {
     "expert-parallel group": lambda: {"group_name": "0"},
     "torch.float16": lambda: {"x": torch.empty(5, 192, dtype=torch.float16)},
     "y torch.float32": lambda: {"out_dtype": torch.float32},
-    "'geglu' is not built": lambda: {"activation": "geglu"},
-    "shared expert": lambda: {"shared_w_gate": torch.empty(192, 64, dtype=torch.bfloat16)},
-    "'input'": lambda: {"weight_on": "input"},
-    "capacity": lambda: {"capacity": 3},
+    "the shared expert's width is 40": lambda: shared(40),
+    "the shared expert: expert weights": lambda: shared(64, step=2),
     "H is 200": lambda: {"x": torch.empty(5, 200, dtype=torch.bfloat16)},
     "600 experts": lambda: {"num_experts": 600},
     "40 choices": lambda: {"topk_ids": torch.zeros(5, 40, dtype=torch.int64)},
@@ -76,15 +82,26 @@ def test_the_layer_of_gpt_oss_is_supported() -> None:
     assert provider.call_reason(call(activation="clamped_swiglu", activation_args=[1.702, 7.0], **bias)) is None
 
 
-@pytest.mark.parametrize("name", ["swiglu", "clamped_swiglu", "geglu_tanh"])
+CURVES = {
+    SIGMOID: lambda act, z: z * torch.sigmoid(z * (act.linear + act.cubic * z * z)),
+    GAUSS: lambda act, z: torch.nn.functional.gelu(z),
+    RELU: lambda act, z: torch.relu(z),
+    RELU_SQUARED: lambda act, z: torch.relu(z).square(),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_are_the_ops(name: str) -> None:
     arguments = [1.702, 7.0] if name == "clamped_swiglu" else []
     act = activation(name, arguments)
-    assert act is not None
+    assert act.gated == ACTIVATIONS[name].gated
     gate, up = (torch.linspace(-12, 12, 97, dtype=torch.float64) for _ in range(2))
     gate, up = gate[:, None].expand(97, 97), up.expand(97, 97)
-    g, u = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
-    ours = g * torch.sigmoid(g * (act.linear + act.cubic * g * g)) * (u + act.offset)
+    if act.gated:
+        g, u = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
+        ours = CURVES[act.curve](act, g) * (u + act.offset)
+    else:
+        ours = CURVES[act.curve](act, up)
     torch.testing.assert_close(ours, ACTIVATIONS[name].value(gate, up, arguments), rtol=1e-12, atol=1e-12)
 
 
@@ -101,9 +118,22 @@ def test_fused_biases_are_told_apart(layout: str) -> None:
         assert torch.equal(found.gate, gate) and torch.equal(found.up, up)
 
 
-def test_interleaved_columns_side_by_side_are_refused() -> None:
-    fused = torch.empty(8, 192, 256, dtype=torch.bfloat16)
-    assert "neither in nor out" in (provider.call_reason(call(w_gate=[fused], w_up=[], gate_up="interleaved")) or "")
+def test_the_first_layer_of_each_layout() -> None:
+    weight = torch.empty(8, 192, 256, dtype=torch.bfloat16)  # [in, out]
+    turned = torch.empty(8, 256, 192, dtype=torch.bfloat16).transpose(1, 2)
+    kinds = {
+        (weight, "interleaved"): INTERLEAVED,  # its columns cannot be told apart by TMA
+        (turned, "interleaved"): BLOCKS,
+        (weight, "gate_up"): BLOCKS,
+        (weight, "up_gate"): BLOCKS,
+    }
+    for (fused, layout), kind in kinds.items():
+        first = first_layer([fused], [], layout, with_address=False)
+        assert isinstance(first, FirstLayer) and first.kind == kind
+        assert (first.gate == first.up) == (kind == INTERLEAVED)
+        assert provider.call_reason(call(w_gate=[fused], w_up=[], gate_up=layout)) is None
+    ungated = first_layer([], [weight], "apart", with_address=False)
+    assert isinstance(ungated, FirstLayer) and ungated.kind == UNGATED
 
 
 def test_too_many_tokens_are_refused() -> None:
@@ -123,7 +153,7 @@ def test_a_machine_without_a_gpu_is_told() -> None:
 
 def test_the_backward_says_what_to_do() -> None:
     with pytest.raises(RuntimeError, match="set_provider"):
-        provider.backward(torch.empty(5, 192), call())
+        provider.backward(torch.empty(5, 192), call(), None)
 
 
 def test_listed_weights_are_supported() -> None:
@@ -136,7 +166,7 @@ def test_stacks_are_read_in_place() -> None:
     found = matrices([weight])
     assert found == Matrices((start,), 8, 128, 192, spacing, 192, 1)
     assert isinstance(found, Matrices) and found.n_major and not found.listed
-    assert gate_and_up([weight], [], "up_gate") == (
+    assert first_layer([weight], [], "up_gate") == FirstLayer(
         Matrices((start + 96 * 2,), 8, 128, 96, spacing, 192, 1),
         Matrices((start,), 8, 128, 96, spacing, 192, 1),
     )
@@ -147,9 +177,9 @@ def test_lists_are_read_in_place() -> None:
     weights = [torch.empty(192, 128, dtype=torch.bfloat16).t() for _ in range(3)]  # nn.Linear's, as [in, out]
     starts = tuple(weight.data_ptr() for weight in weights)
     assert matrices(weights) == Matrices(starts, 3, 128, 192, 0, 1, 128)
-    both = gate_and_up(weights, [], "interleaved")
-    assert isinstance(both, tuple)
-    assert both[1] == Matrices(tuple(start + 256 for start in starts), 3, 128, 96, 0, 1, 256)
+    both = first_layer(weights, [], "interleaved")
+    assert isinstance(both, FirstLayer)
+    assert both.up == Matrices(tuple(start + 256 for start in starts), 3, 128, 96, 0, 1, 256)
     assert "different strides" in str(matrices([*weights, torch.empty(128, 192, dtype=torch.bfloat16)]))
 
 

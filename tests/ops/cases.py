@@ -29,6 +29,8 @@ class Case:
     biases: bool = False
     shared: str = ""
     """"" or "apart" or "fused", with "+sigmoid" for the gate."""
+    shared_inner: int | None = None
+    """None: a little wider than the others."""
     dropped: float = 0.0
     """Fraction of slots with id -1."""
     weight_on: str = "output"
@@ -106,11 +108,14 @@ def build(case: Case, seed: int = 0) -> Inputs:
     ids[torch.rand(ids.shape, generator=random) < case.dropped] = -1
     weights = torch.rand(ids.shape, generator=random, dtype=torch.float64) + 0.1
 
+    def stored(weight: Tensor) -> Tensor:
+        return weight.transpose(-1, -2).contiguous().transpose(-1, -2) if case.transposed else weight
+
     def store(layer: Tensor | None) -> list[Tensor]:
         if layer is None:
             return []
-        if case.transposed and layer.dim() == 3:
-            layer = layer.transpose(1, 2).contiguous().transpose(1, 2)
+        if layer.dim() == 3:
+            layer = stored(layer)
         return [t.clone() for t in layer] if case.listed else [layer]
 
     settings: dict[str, Any] = {
@@ -128,13 +133,13 @@ def build(case: Case, seed: int = 0) -> Inputs:
         first_bias = _fuse(b_gate, b_up, case.gate_up) if gated else (None, b_up)
         settings |= {"b_gate": store(first_bias[0]), "b_up": store(first_bias[1]), "b_down": store(b_down)}
     if case.shared:
-        s = i + 3
+        s = case.shared_inner or i + 3
         parts = [normal(h, s, scale=h**-0.5), normal(h, s, scale=h**-0.5)]
-        settings["shared_w_down"] = normal(s, h, scale=s**-0.5)
+        settings["shared_w_down"] = stored(normal(s, h, scale=s**-0.5))
         if "fused" in case.shared:
-            settings["shared_w_gate"] = torch.cat(parts, dim=1)
+            settings["shared_w_gate"] = stored(torch.cat(parts, dim=1))
         else:
-            settings["shared_w_gate"], settings["shared_w_up"] = parts
+            settings["shared_w_gate"], settings["shared_w_up"] = map(stored, parts)
         if "sigmoid" in case.shared:
             settings["shared_sigmoid"] = normal(h, 1)
     args = [
