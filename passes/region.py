@@ -115,7 +115,8 @@ def region_of(found: Found, graph: Graph, run: GraphRun, tracker: Tracker, needs
     replaced = _replaced_edges(aliases, root, needs, graph, after)
     given = needs.closure([*operands.values(), *_writers_before(operands, needs, after), *_numbers(found, graph, run)])
     inside = _about(candidates - given, graph, needs, replaced)
-    satellites = {n for n in inside - candidates if _asserts(n)}
+    own = candidates - given
+    satellites = {n for n in inside - candidates if _asserts(n) or _writes_only_to(own, n, needs)}
     anchors = [n for n in graph.nodes if n not in candidates and n not in satellites and _must_stay(n, needs)]
     live = needs.closure(anchors, replaced) | given
     dead = _dead(graph, live, candidates | satellites, needs)
@@ -187,6 +188,12 @@ def _writers_before(operands: dict[Leaf, Node], needs: Dependencies, after: int)
 
 def _asserts(node: Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "").split(".")[0] in ASSERTIONS
+
+
+def _writes_only_to(layer: set[Node], node: Node, needs: Dependencies) -> bool:
+    """Whether all that a node does is to change what the layer made: if that is not read, the change is nothing."""
+    written = needs.written_by.get(node, ())
+    return bool(written) and all(needs.made_at.get(storage) in layer for storage in written)
 
 
 def _about(layer: set[Node], graph: Graph, needs: Dependencies, replaced: frozenset[tuple[Node, Node]]) -> set[Node]:

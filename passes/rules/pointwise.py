@@ -296,8 +296,10 @@ def _is_indicator(term: Term) -> bool:
 
 @rule("aten.masked_fill")
 def masked_fill(call: Call) -> Value | None:
-    """Filling with zero multiplies by the mask's complement."""
+    """Filling with zero multiplies by the mask's complement; a mask that is nowhere set fills nothing."""
     axes, (body, mask) = align([call.value("self"), call.value("mask")])
+    if mask is const(0):
+        return Value(axes, body)
     if call["value"] != 0 or not mask.routed or not call.is_float:
         return None
     return Value(axes, mul([body, add([ONE, mul([const(-1), mask])])]))

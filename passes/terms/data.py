@@ -73,6 +73,9 @@ def lt(a: Term, b: Term) -> Term:
     limit = bound(a)
     if limit is not None and b.op == "int" and at_most(limit, b.args[0]):
         return const(1)
+    most = bound(b)
+    if most is not None and a.op == "int" and at_most(most - 1, a.args[0]):
+        return const(0)
     if b.op == "count" and (
         _place_in_segment(a, *b.args) or (a is integer(0) and match(b.args[0].body, b.args[1], {}))
     ):
