@@ -9,10 +9,17 @@ from importlib.metadata import version
 
 from mokfx.errors import MokError
 
-from . import bench, check, demo, explain, kernels
+from . import bench, check, demo, doctor, explain, kernels
 from .command import Command
 
-COMMANDS: tuple[Command, ...] = (demo.COMMAND, explain.COMMAND, check.COMMAND, bench.COMMAND, kernels.COMMAND)
+COMMANDS: tuple[Command, ...] = (
+    demo.COMMAND,
+    explain.COMMAND,
+    check.COMMAND,
+    doctor.COMMAND,
+    bench.COMMAND,
+    kernels.COMMAND,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,7 +11,14 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from mokfx.errors import MokError
+
 T = TypeVar("T")
+
+
+class RanksError(MokError):
+    """The ranks that torchrun started cannot work here."""
+
 
 HELP = (
     "Works under torchrun: the process group (nccl on GPUs, gloo elsewhere) is there before the function is called; "
@@ -21,13 +28,20 @@ HELP = (
 
 @contextlib.contextmanager
 def process_group() -> Iterator[None]:
-    """Under torchrun, the default process group and this rank's GPU; without torchrun, or if there is one, nothing."""
+    """Under torchrun, the default process group and this rank's GPU; without torchrun, or if there is one, nothing.
+
+    Raises:
+        RanksError: there are more ranks than GPUs.
+    """
     if "TORCHELASTIC_RUN_ID" not in os.environ or dist.is_initialized():
         yield
         return
     backend = "gloo"
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if local >= gpus:
+            raise RanksError(f"torchrun started a rank {local} on a host of {gpus} GPUs: give each rank one")
+        torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=timedelta(minutes=10))
     try:
