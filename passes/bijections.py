@@ -107,6 +107,14 @@ def rows_counted(number: Term) -> Size | None:
     return product(sizes)
 
 
+def is_nothing(number: Term) -> bool:
+    """Whether a number is 0: of all rows, what is left when those of each expert are taken away."""
+    if number.op != "lin":
+        return number is integer(0)
+    total = number.args[0]
+    return rows_counted(lin([(number, -1)], total)) == total
+
+
 @dataclass(frozen=True)
 class Sort:
     """The order that sorts a flattened tensor of keys: sorted position -> position before."""

@@ -19,7 +19,7 @@ from mokfx.passes.custom_ops import in_aten
 from mokfx.passes.facts import Facts, shape_of, storage_of
 from mokfx.passes.functions import function_of, outputs_of, why_not_mirror
 from mokfx.passes.layer import Layer
-from mokfx.passes.owners import ids_behind, reads_matrices
+from mokfx.passes.owners import ids_behind, is_rows, reads_matrices
 from mokfx.passes.recognise import Refusal, recognise
 from mokfx.passes.rules.table import RULES, Call
 from mokfx.passes.terms import Size, Term, apply, at
@@ -202,7 +202,7 @@ class Tracker(TorchDispatchMode):
         value = self.facts.get(out)
         if value is None or not out.is_floating_point():
             return
-        if value.body.op == "detached":
+        if value.body.op == "detached" and is_rows(value):
             self.cuts.append((self.node, ids_behind(value.body)))
         leaf = value.body.args[0] if value.body.op == "at" else None
         if isinstance(leaf, Leaf) and leaf.tensor is out:

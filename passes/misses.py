@@ -9,10 +9,8 @@ from torch.fx import Node
 
 from mokfx.passes.interpret import Tracker
 from mokfx.passes.outcome import Miss
-from mokfx.passes.owners import owners
+from mokfx.passes.owners import is_rows, owners
 from mokfx.passes.source import source_of
-from mokfx.passes.terms import Term, children_of
-from mokfx.passes.value import Value
 
 UNREAD = {
     "_c10d_functional.all_to_all_single": (
@@ -58,7 +56,7 @@ PRODUCTS = frozenset(("matmul", "mm", "bmm", "baddbmm", "linear", "einsum", "_gr
 def _lost_before_the_experts(tracker: Tracker) -> list[Miss]:
     """Routed rows that something unread was done to, before they met the weights of any expert."""
     for unread in tracker.unread:
-        if any(map(_is_rows, unread.inputs)) and _reaches_a_product(unread.node):
+        if any(map(is_rows, unread.inputs)) and _reaches_a_product(unread.node):
             source = source_of(unread.node)
             return [Miss(_unread_text(unread.name), source.where, source.code, unread.node.name)]
     return []
@@ -100,7 +98,7 @@ def _best(tracker: Tracker, owner: object, refused: list[tuple[Reason, set[objec
             return Reason(_blamed(tracker, node, ("aten.detach",), order), CUT)
         best = Reason(_blamed(tracker, node, refusal.blame, order), refusal.reason, depth)
     for unread in tracker.unread:
-        if owner not in owners(unread.inputs) or not any(_is_rows(value) for value in unread.inputs):
+        if owner not in owners(unread.inputs) or not any(is_rows(value) for value in unread.inputs):
             continue
         if best is None or order[unread.node] < order[node]:
             return Reason(unread.node, _unread_text(unread.name))
@@ -123,15 +121,3 @@ def _unread_text(name: str) -> str:
         return UNREAD[name]
     short = name.removeprefix("aten.")
     return f"no rule says what `{short}` makes of rows that were routed to experts"
-
-
-def _is_rows(value: Value) -> bool:
-    """Whether a fact is about data on its way through the experts, not about indices or counts."""
-    return value.body.depth > 0 or _has_rows(value.body)
-
-
-def _has_rows(term: Term) -> bool:
-    tensor = getattr(term.args[0], "tensor", None) if term.op == "at" else None
-    if tensor is not None and tensor.is_floating_point() and term.routed:
-        return True
-    return any(_has_rows(child) for child in children_of(term))

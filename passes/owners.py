@@ -40,3 +40,15 @@ def reads_matrices(term: Term) -> bool:
     if term.op == "at" and any(index.op == "at" for index in term.args[2:]):
         return sum(index.op == "var" for index in term.args[2:]) >= 2
     return any(reads_matrices(child) for child in children_of(term))
+
+
+def is_rows(value: Value) -> bool:
+    """Whether a fact is about data on its way through the experts, not about indices or counts."""
+    return value.body.depth > 0 or _has_rows(value.body)
+
+
+def _has_rows(term: Term) -> bool:
+    tensor = getattr(term.args[0], "tensor", None) if term.op == "at" else None
+    if tensor is not None and tensor.is_floating_point() and term.routed:
+        return True
+    return any(_has_rows(child) for child in children_of(term))

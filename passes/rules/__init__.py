@@ -1,5 +1,5 @@
 """Rules by stage: each file teaches the pass a few ATen ops."""
 
-from mokfx.passes.rules import counting, exchange, indexing, joining, pointwise, products, shape
+from mokfx.passes.rules import counting, exchange, fused, indexing, joining, pointwise, products, shape
 
-__all__ = ["counting", "exchange", "indexing", "joining", "pointwise", "products", "shape"]
+__all__ = ["counting", "exchange", "fused", "indexing", "joining", "pointwise", "products", "shape"]

@@ -11,7 +11,10 @@ from mokfx.passes.sums import open_sum, total
 from mokfx.passes.terms import (
     Term,
     block_start,
+    bound,
     count,
+    integer,
+    lt,
     perm,
     plus,
     radix,
@@ -201,6 +204,7 @@ def repeat_interleave(call: Call) -> Value | None:
 def _segments(call: Call, values: Value | None, repeats: Value) -> Value | None:
     if len(repeats.axes) != 1 or (values is not None and len(values.axes) != 1):
         return None
+    repeats = _of_experts(repeats)
     (axis,) = repeats.axes
     new = axis_of(call.shape[0])
     row = position(new)
@@ -214,6 +218,19 @@ def _segments(call: Call, values: Value | None, repeats: Value) -> Value | None:
     where = radix(parts, [v.args[1] for v in axis])
     body = substitute(values.body, values.bind(0, where))
     return Value((new,), body)
+
+
+def _of_experts(repeats: Value) -> Value:
+    """Without the segments behind those of the experts, which are empty."""
+    factors = repeats.body.args if repeats.body.op == "mul" else ()
+    counted = [f for f in factors if f.op == "count"]
+    (axis,) = repeats.axes
+    if len(factors) != 2 or len(counted) != 1 or len(axis) != 1 or counted[0].args[1] is not axis[0]:
+        return repeats
+    experts = axis_of(bound(counted[0].args[0].body) or 0)
+    if lt(axis[0], integer(size_of(experts))) not in factors:
+        return repeats
+    return Value((experts,), substitute(counted[0], {axis[0]: position(experts)}))
 
 
 def _all_rows(body: Term, axis: tuple[Term, ...]) -> Term:

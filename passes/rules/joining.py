@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mokfx.passes.bijections import Exchange
+from mokfx.passes.bijections import Exchange, is_nothing
 from mokfx.passes.facts import shape_of
 from mokfx.passes.generalise import generalise
 from mokfx.passes.rules.table import Call, rule
@@ -77,8 +77,8 @@ def _join(bodies: Sequence[Term], rows: Sequence[Axis], lengths: Sequence[Term],
     for length in lengths:
         offsets.append(offset)
         offset = plus(offset, length)
-    if len(bodies) == 2 and bodies[1] is ZERO and lengths[0].op == "int":
-        # Rows followed by empty ones, for slots that have no place to be read from.
+    if len(bodies) == 2 and lengths[0].op == "int" and (bodies[1] is ZERO or is_nothing(bodies[1])):
+        # Rows followed by empty ones, for slots that have no place to be read from; or counts, and what is left over.
         return mul([lt(row, lengths[0]), substitute(bodies[0], bind(rows[0], row))])
     shifted: list[Term] = []
     for body, axis, begin in zip(bodies, rows, offsets, strict=True):
