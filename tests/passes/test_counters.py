@@ -11,7 +11,7 @@ from .support import compiled
 
 
 class Counting(nn.Module):
-    """Grouped experts that drop values at random, and a buffer of counts."""
+    """Experts that compute what the pass has no rule for, and a buffer of counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Counting(nn.Module):
             self.seen.add_(counts)
         order = ids.flatten().argsort(stable=True)
         parts = x[order // 2].split(counts.tolist())
-        out = torch.cat([F.dropout(part @ self.weight[e], 0.5) @ self.weight[e] for e, part in enumerate(parts)])
+        out = torch.cat([torch.erfinv(part @ self.weight[e]) @ self.weight[e] for e, part in enumerate(parts)])
         return torch.zeros_like(x).index_add(0, order // 2, out * weights.flatten()[order].unsqueeze(-1))
 
 
@@ -34,5 +34,5 @@ def test_the_reason_is_not_the_counter() -> None:
     with compiled(layer) as (function, record):
         function(inputs(10, dtype=torch.float32))
     (miss,) = record.outcome.misses
-    assert miss.reason == "an expert drops values at random, which the op does not do"
+    assert miss.reason == "no rule says what `erfinv` makes of rows that were routed to experts"
     assert int(layer.seen.sum()) == 20

@@ -42,7 +42,8 @@ class Layer(nn.Module):
 
         def spread(bias: Tensor) -> Tensor:
             padded = torch.cat([bias, bias.new_zeros(1, bias.shape[1])])
-            return padded.repeat_interleave(segments, dim=0, output_size=rows.shape[0] + self.left_over)[: rows.shape[0]]
+            size = rows.shape[0] + self.left_over
+            return padded.repeat_interleave(segments, dim=0, output_size=size)[: rows.shape[0]]
 
         def through(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             parts = rows.split(counts.tolist())
