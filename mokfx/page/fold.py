@@ -15,15 +15,20 @@ from mokfx.page.picture import Step
 Key = tuple[object, ...]
 
 
-def fold(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps with equal ones put together, each still after those that it needs."""
+def fold(steps: Sequence[Step], chains: bool = True) -> tuple[Step, ...]:
+    """The steps with equal ones put together, each still after those that it needs.
+
+    Args:
+        chains: whether a step joins those that it goes on from. Not for steps of several layers: there, one layer
+            goes on from another.
+    """
     groups: list[_Group] = []
     group_of: list[int] = []
     by_key: dict[Key, list[int]] = {}
     for step in steps:
         inputs = {group_of[j] for j in step.inputs}
         same = by_key.setdefault(_key(step), [])
-        found = next((g for g in same if groups[g].takes(step, inputs, g, groups)), len(groups))
+        found = next((g for g in same if groups[g].takes(step, inputs, g, groups, chains)), len(groups))
         if found == len(groups):
             behind = inputs.union(*(groups[g].behind for g in inputs))
             groups.append(_Group(inputs, behind))
@@ -33,6 +38,23 @@ def fold(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(_one(group.steps, sorted(group.needs)) for group in groups)
 
 
+def nearest(steps: Sequence[Step], center: int, before: int, after: int) -> tuple[Step, ...]:
+    """The step `center`, and those closest to it: at most so many that it needs, and so many that need it."""
+    users = [[j for j, step in enumerate(steps) if i in step.inputs] for i in range(len(steps))]
+    kept = {*_reached(center, [step.inputs for step in steps], before), *_reached(center, users, after)}
+    position = {old: new for new, old in enumerate(sorted(kept))}
+    return tuple(
+        replace(steps[i], inputs=tuple(position[j] for j in steps[i].inputs if j in position)) for i in position
+    )
+
+
+def _reached(start: int, edges: Sequence[Sequence[int]], limit: int) -> list[int]:
+    found = [start]
+    for i in found:
+        found += [j for j in edges[i] if j not in found][: limit + 1 - len(found)]
+    return found
+
+
 @dataclass
 class _Group:
     needs: set[int]
@@ -40,16 +62,16 @@ class _Group:
     """All groups that it depends on."""
     steps: list[Step] = field(default_factory=list)
 
-    def takes(self, step: Step, inputs: set[int], own: int, groups: list[_Group]) -> bool:
+    def takes(self, step: Step, inputs: set[int], own: int, groups: list[_Group], chains: bool) -> bool:
         """Whether a step with the same key does the same: on the same inputs, or on what this group led to."""
         meanings = {_of_each(other.meaning) for other in (self.steps[0], step)} - {""}
-        carried = {g for g in inputs if g == own or own in groups[g].behind}
+        carried = {g for g in inputs if chains and (g == own or own in groups[g].behind)}
         return len(meanings) < 2 and (inputs == self.needs or (bool(carried) and inputs - carried <= self.needs))
 
 
 def _key(step: Step) -> Key:
     called = step.op or _pattern(step.name)
-    return (called, step.stage, step.where, step.code, step.mark, step.quiet)
+    return (called, step.stage, step.where, step.code, step.kept, step.quiet)
 
 
 def _one(steps: list[Step], inputs: list[int]) -> Step:

@@ -18,6 +18,7 @@ BANDS = (
     ("op",),
     ("outside",),
     ("known",),
+    ("ended",),
     ("unknown",),
 )
 """Stages from top to bottom; those of one entry stand side by side."""

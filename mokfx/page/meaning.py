@@ -90,7 +90,8 @@ class Words:
         if what.startswith("expert outputs") and summed:
             return "each token's expert outputs, weighted and summed"
         read = self._read(body)
-        order = "" if read is None else _order_of_rows(read, value, self.facts, rows == self.tokens)
+        tokens = None if self.layer is None else rows == self.tokens
+        order = "" if read is None else _order_of_rows(read, value, self.facts, tokens)
         return f"{what}, {order}" if order else what
 
     def _what(self, body: Term) -> str:
@@ -135,7 +136,7 @@ class Words:
             found = [term] if term.op == "at" else []
             found += [read for child in children_of(term) if (read := self._read(child)) is not None]
             by_role = {self.role(read.args[0]): read for read in reversed(found)}
-            routed = next((read for read in found if read.routed), None)
+            routed = next((read for read in found if read.perms), None)
             self._reads[term] = by_role.get("x") or by_role.get("weights") or routed or next(iter(found), None)
         return self._reads[term]
 
@@ -143,7 +144,7 @@ class Words:
 # -- the order of rows -------------------------------------------------------------------------------------------------
 
 
-def _order_of_rows(read: Term, value: Value, facts: Facts, by_token: bool) -> str:
+def _order_of_rows(read: Term, value: Value, facts: Facts, by_token: bool | None) -> str:
     """In which order the rows lie, told by where a row's token is read."""
     leaf = read.args[0].leaves[0] if isinstance(read.args[0], Stack) else read.args[0]
     index = read.args[2 : 2 + max(leaf.tensor.dim() - 1, 1)]
@@ -151,6 +152,6 @@ def _order_of_rows(read: Term, value: Value, facts: Facts, by_token: bool) -> st
         return order_of(facts, *index).removeprefix(", ")
     if any(term.inner for term in index):
         return "in the places that routing gives them"
-    if by_token:
-        return "token by token"
+    if by_token is not False:
+        return "token by token" if by_token else ""
     return "a row for each token and choice" if len(value.axes) > 2 else "slot by slot"

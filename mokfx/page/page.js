@@ -72,12 +72,16 @@ for (const figure of document.querySelectorAll(".picture")) {
     const lead = document.createElement("p");
     lead.className = "lead";
     for (const cell of [part, value, shape]) lead.append(copy(cell, "span"));
+    const link = document.createElement("a");
+    link.href = box.getAttribute("href");
+    link.textContent = "in the table";
+    lead.append(link);
     inspect.replaceChildren(lead, copy(meaning, "p", "says"), copy(line, "p"));
   };
   const copy = (cell, tag, name = "") => {
     const made = document.createElement(tag);
     made.className = name;
-    for (const child of cell.cloneNode(true).childNodes) made.append(child.nodeName === "BR" ? " " : child);
+    for (const child of [...cell.cloneNode(true).childNodes]) made.append(child.nodeName === "BR" ? " " : child);
     return made;
   };
   for (const kind of ["focusin", "pointerover"]) {
@@ -86,6 +90,9 @@ for (const figure of document.querySelectorAll(".picture")) {
       if (box) show(box);
     });
   }
+  graph.addEventListener("click", (event) => {
+    if (event.target.closest("a")) event.preventDefault(); // the box is shown below; from there a link leads on
+  });
   graph.addEventListener("pointerleave", () => show(graph.querySelector("a:focus")));
   graph.addEventListener("focusout", () => show(null));
 

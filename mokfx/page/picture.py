@@ -20,7 +20,7 @@ class Step:
     op: str
     """What it calls: `linear`, `argsort`."""
     stage: str
-    """One of STAGES; in the picture of a near miss "known" or "unknown"."""
+    """One of STAGES; in the picture of a near miss "known", "ended" (understanding, here) or "unknown"."""
     shape: str = ""
     """`f32[16, 2]`; "" of what is no tensor."""
     meaning: str = ""
@@ -36,8 +36,8 @@ class Step:
     """How many nodes it stands for."""
     quiet: bool = False
     """It changes the form of a value and not what it means: drawn small."""
-    mark: str = ""
-    """"kept": the model also uses it elsewhere; "ended": understanding ended here; "after": it was not reached."""
+    kept: bool = False
+    """The model also uses it elsewhere, so that it stays in the graph."""
 
 
 @dataclass(frozen=True)

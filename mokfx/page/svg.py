@@ -19,6 +19,7 @@ LABELS = {
     "op": "one call",
     "outside": "what follows",
     "known": "understood",
+    "ended": "understanding ended here",
     "unknown": "not reached",
 }
 """Stage -> what its band is called."""
@@ -77,7 +78,7 @@ def _aligned(band: Band, layout: Layout) -> Box:
 
 
 def _box(step: Step, box: Box, own: str, row: str, number: int) -> Iterator[str]:
-    classes = " ".join(filter(None, ["node", step.stage, step.mark, "quiet" if step.quiet else ""]))
+    classes = " ".join(filter(None, ["node", step.stage, "kept" if step.kept else "", "quiet" if step.quiet else ""]))
     spoken = ", ".join(filter(None, [title(step), _times(step), LABELS[step.stage], step.meaning, step.where]))
     yield f'<a class="{classes}" id="{own}" href="#{row}" data-step="{number}" aria-label="{escape(spoken)}">'
     yield f"<title>{escape(spoken)}</title>"

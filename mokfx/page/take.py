@@ -8,51 +8,27 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from mokfx.page.fold import fold
+from mokfx.page.fold import fold, nearest
 from mokfx.page.meaning import Words
 from mokfx.page.picture import Drawing, LayerPicture, Pictures, Sizes, Step
 from mokfx.page.stages import Flow, is_weight, stages_of
+from mokfx.page.steps import ROUTER, Teller, op_of, shape_of
 from mokfx.passes.layer import Layer
 from mokfx.passes.outcome import Match, Miss
 from mokfx.passes.reading import Reading
 from mokfx.passes.region import Region
-from mokfx.places import place_of_node
 from mokfx.readable import short_name
 
-AROUND = 48
-"""How many nodes the picture of a near miss has at most, before equal ones are folded."""
-FORM = frozenset(
-    """bfloat16 clone contiguous detach double expand expand_as flatten float half int long mT permute reshape squeeze
-    t to transpose type type_as unflatten unsqueeze view view_as wait_tensor""".split()  # noqa: SIM905
-)
-"""Calls that change the form of a value only."""
-DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16", "int64": "i64", "int32": "i32"}
-ROUTER = {
-    "aten.mm": "router logits: a score for each expert",
-    "aten.addmm": "router logits: a score for each expert",
-    "aten._softmax": "router probabilities",
-    "aten.sigmoid": "router probabilities",
-    "aten.topk": "the best experts of each token, and their weights",
-    "aten.div": "renormalised",
-    "aten.mul": "scaled",
-    "aten.add": "corrected for balance",
-    "aten.gather": "the chosen ones",
-}
-SHARED = {
-    "aten.silu": "shared expert: silu of the gate projection",
-    "aten.sigmoid": "gate of the shared expert",
-    "aten.mul": "shared expert: silu(gate) * up",
-}
+BEHIND, AHEAD = 36, 8
+"""How many steps the picture of a near miss has, before and after the one where understanding ended."""
+OUTPUT = "the layer's output: the MoE of x"
 
 
 def pictures_of(reading: Reading) -> Pictures:
     """The pictures of a graph that the pass has just read and rewritten."""
     camera = _Camera(reading)
-    layers: list[LayerPicture] = []
-    for region, match in reading.layers:
-        layers.append(camera.layer(region, match))
+    layers = [camera.layer(region, match) for region, match in reading.layers]
     return Pictures(tuple(layers), {miss: camera.around(miss) for miss in reading.misses})
 
 
@@ -62,31 +38,29 @@ class _Camera:
         self.flow = Flow(reading)
         self.taken: set[Node] = set()
         """Nodes of the layers that have their picture."""
-        self.replaced = {node for region, _ in reading.layers for node in region.erased}
 
     # -- one layer -------------------------------------------------------------------------------------------------
 
     def layer(self, region: Region, match: Match) -> LayerPicture:
-        layer = region.found.layer
-        words = Words([layer], self.reading.tracker.facts)
+        """A layer that was rewritten; layers are to be asked for in the order of the graph."""
         stages = stages_of(region, self.flow, self.taken)
         self.taken |= stages.keys()
-        kept = set(region.kept)
-        unseen = self._checks(stages.keys() - kept - {region.found.node, *region.aliases})
-        shown = {n: stage for n, stage in stages.items() if n not in unseen}
+        unseen = self._checks(stages.keys() - set(region.kept) - {region.found.node, *region.aliases})
+        shown = {node: stage for node, stage in stages.items() if node not in unseen}
         given = {need for node in shown for need in self.flow.needs[node]} - shown.keys() - unseen
         users = {user for alias in region.aliases for user in self.flow.users[alias]} - stages.keys()
-        outside = sorted(users, key=self._at)[:3]
         nodes = {
-            **{n: "input" for n in sorted(given, key=self._at) if self._is_input(n)},
+            **dict.fromkeys(filter(self._is_value, sorted(given, key=self._at)), "input"),
             **shown,
-            **dict.fromkeys(outside, "outside"),
+            **dict.fromkeys(sorted(users, key=self._at)[:3], "outside"),
         }
-        said = dict.fromkeys((region.found.node, *region.aliases), "the layer's output: the MoE of x")
-        steps = [self.step(n, stage, nodes, words, layer, region, said) for n, stage in nodes.items()]
-        marked = [_marked(step, "kept" if n in kept else "") for n, step in zip(nodes, steps, strict=True)]
+        said = dict.fromkeys((region.found.node, *region.aliases), OUTPUT)
+        words = Words([region.found.layer], self.reading.tracker.facts)
+        steps = Teller(self.reading, self.flow, words, region, said).steps(nodes)
+        marked = [replace(step, kept=node in set(region.kept)) for node, step in zip(nodes, steps, strict=True)]
         before = Drawing(fold(marked), len(unseen))
-        return LayerPicture(before, self.after(match, nodes, steps), _sizes(layer))
+        after = self._after(match, dict(zip(nodes, steps, strict=True)), set(region.erased))
+        return LayerPicture(before, after, sizes_of(region.found.layer))
 
     def _checks(self, nodes: set[Node]) -> set[Node]:
         """Those that lead to nothing: assertions on sizes and what is computed for them."""
@@ -96,50 +70,43 @@ class _Camera:
                 idle.add(node)
         return idle
 
-    def after(self, match: Match, before: dict[Node, str], steps: Sequence[Step]) -> Drawing:
+    def _after(self, match: Match, before: dict[Node, Step], erased: set[Node]) -> Drawing:
         """What is left of the layer's picture, and the call in place of the rest."""
         graph = self.reading.module.graph
         call = next(node for node in graph.nodes if node.name == match.node)
-        known = dict(zip(before, steps, strict=True))
-        made = _closure_of_new(call, self.flow.needs)
+        made = self._made_for(call)
         results = {user for node in made if call in node.all_input_nodes for user in node.users}
-        absorbed = {n for n in made if n is not call and _behind(n) and all(map(is_weight, _behind(n)))}
-        shown = [
-            n
-            for n in graph.nodes
-            if not is_weight(n)
-            and n not in absorbed
-            and ((n in known and n not in self.replaced) or n in made or call in n.all_input_nodes or n in results)
-        ]
-        position = {n: i for i, n in enumerate(shown)}
-        drawn = []
+        absorbed = {node for node in made if node is not call and all(map(is_weight, _sources(node)))}
+        wanted = (before.keys() - erased) | made | results | set(call.users)
+        shown = [node for node in graph.nodes if node in wanted - absorbed and not is_weight(node)]
+        position = {node: i for i, node in enumerate(shown)}
+        steps = []
         for node in shown:
-            inputs = tuple(position[need] for need in node.all_input_nodes if need in position)
-            parameters = [
-                weight for need in node.all_input_nodes for weight in (_behind(need) if need in absorbed else [need])
-            ]
-            weights = tuple(dict.fromkeys(short_name(need.name) for need in parameters if is_weight(need)))
-            old = known.get(node)
-            where, code = (old.where, old.code) if old is not None else (match.where, match.code)
-            drawn.append(
-                Step(
-                    name=short_name(node.name),
-                    op="mok.moe" if node is call else _op(node),
-                    stage="op" if node is call else old.stage if old is not None else _stage_of_new(node, call),
-                    shape=_shape(node.meta.get("example_value")),
-                    meaning=f"{match.erased} nodes in one call, forward and backward"
-                    if node is call
-                    else old.meaning
-                    if old is not None
-                    else "",
-                    where=where,
-                    code=code,
-                    inputs=inputs,
-                    weights=weights,
-                    quiet=node is not call and (old.quiet if old is not None else True),
-                )
+            needs = node.all_input_nodes
+            weights = [weight for need in needs for weight in (_sources(need) if need in absorbed else [need])]
+            new = Step(short_name(node.name), op_of(node), "outside" if call in needs else "input", quiet=True)
+            if node is call:
+                meaning = f"{match.erased} nodes in one call, forward and backward"
+                new = Step(node.name, "mok.moe", "op", meaning=meaning, where=match.where, code=match.code)
+            step = replace(
+                before.get(node, new),
+                shape=shape_of(node.meta.get("example_value")),
+                inputs=tuple(position[need] for need in needs if need in position),
+                weights=tuple(dict.fromkeys(short_name(weight.name) for weight in weights if is_weight(weight))),
             )
-        return Drawing(fold(drawn))
+            steps.append(step)
+        return Drawing(fold(steps))
+
+    def _made_for(self, call: Node) -> set[Node]:
+        """The call, and the nodes around it that the captured graph had not."""
+        made = {call}
+        todo = [*call.all_input_nodes, *call.users]
+        while todo:
+            node = todo.pop()
+            if node not in self.flow.needs and node not in made and node.op != "output":
+                made.add(node)
+                todo.extend(node.all_input_nodes)
+        return made
 
     # -- a near miss -----------------------------------------------------------------------------------------------
 
@@ -147,91 +114,25 @@ class _Camera:
         """The nodes that lead to the one where understanding ended, and the next ones that it keeps from being read."""
         end = next((node for node in self.flow.needs if node.name == miss.node), None)
         if end is None:
-            return Drawing(())
+            return Drawing()
         tracker = self.reading.tracker
-        words = Words((found.layer for found in tracker.found if found.node not in self.replaced), tracker.facts)
-        ahead = {n for n in self._nearest(end, self.flow.users, AROUND // 4) if n is not end}
-        behind = self._nearest(end, self.flow.needs, AROUND)
-        nodes = {n: "known" if n in behind else "unknown" for n in sorted(behind | ahead, key=self._at)}
-        choices = {n for n in behind if {"aten.topk", "aten.argmax"} & self.flow.calls.get(n, set())}
-        said = {n: text for n in self._scored(choices) if (text := self._named(n, ROUTER))}
-        steps = [
-            _marked(
-                self.step(n, stage, nodes, words, words.layer, None, said),
-                "ended" if n is end else "after" if stage == "unknown" else "",
-            )
-            for n, stage in nodes.items()
-        ]
-        return Drawing(fold(steps))
+        matched = {leaf for region, _ in self.reading.layers for leaf in region.found.layer.ids.leaves}
+        unmatched = (found.layer for found in tracker.found if matched.isdisjoint(found.layer.ids.leaves))
+        others = set(self.flow.needs) - self.taken
+        behind = set(filter(self._is_value, self.flow.before([end], others)))
+        ahead = set(filter(self._is_value, self.flow.after([end], others)))
+        nodes = {n: "unknown" if n in ahead else "known" for n in sorted({*behind, *ahead, end}, key=self._at)}
+        nodes[end] = "ended"
+        teller = Teller(self.reading, self.flow, Words(unmatched, tracker.facts))
+        teller.said |= {node: text for node in self._scored(behind) if (text := teller.named(node, ROUTER))}
+        steps = fold(teller.steps(nodes), chains=False)
+        center = next(i for i, step in enumerate(steps) if step.stage == "ended")
+        return Drawing(nearest(steps, center, BEHIND, AHEAD))
 
-    def _nearest(self, start: Node, edges: Any, limit: int) -> set[Node]:
-        """The nodes closest to one along `edges`: values of the layer, not weights and numbers."""
-        found = {start: 0}
-        todo = [start]
-        while todo and len(found) < limit:
-            node = todo.pop(0)
-            for other in sorted(edges[node], key=self._at, reverse=True):
-                if other not in found and other.op != "output" and self._is_input(other) and len(found) < limit:
-                    found[other] = found[node] + 1
-                    todo.append(other)
-        return set(found)
-
-    # -- one node --------------------------------------------------------------------------------------------------
-
-    def step(
-        self,
-        node: Node,
-        stage: str,
-        nodes: dict[Node, str],
-        words: Words,
-        layer: Layer | None,
-        region: Region | None,
-        said: dict[Node, str],
-    ) -> Step:
-        position = {n: i for i, n in enumerate(nodes)}
-        where, code = place_of_node(node)
-        needs = sorted(self.flow.needs[node], key=self._at)
-        operand = "" if region is None or layer is None else _operand(node, layer, region)
-        meaning = said.get(node) or operand or self._meaning(node, stage, words, layer, region)
-        return Step(
-            name=short_name(node.name),
-            op="" if node.op == "placeholder" else _op(node),
-            stage=stage,
-            shape=_shape(self.reading.values.get(node)),
-            meaning=meaning,
-            where=where,
-            code=code,
-            inputs=tuple(position[need] for need in needs if need in position),
-            weights=tuple(short_name(need.name) for need in needs if is_weight(need)),
-            quiet=not operand and node not in said and (stage in ("input", "outside") or self._keeps_meaning(node)),
-        )
-
-    def _meaning(self, node: Node, stage: str, words: Words, layer: Layer | None, region: Region | None) -> str:
-        value = self.reading.values.get(node)
-        if isinstance(value, torch.SymInt):
-            return words.of_index(self.reading.tracker.facts.scalar(value))
-        if isinstance(value, tuple | list):
-            names = self.flow.calls.get(node, set())
-            return ROUTER["aten.topk"] if "aten.topk" in names else ""
-        if stage == "shared" and self.flow.multiplies(node) and region is not None and layer is not None:
-            return _shared_product(node, layer, region, self.flow)
-        named = self._named(node, {"router": ROUTER, "shared": SHARED}.get(stage, {}))
-        if named:
-            return named
-        fact = self.reading.tracker.said.get(node)
-        if fact is None or not isinstance(value, torch.Tensor):
-            return ""
-        return words.of(fact, value.is_floating_point())
-
-    def _named(self, node: Node, table: dict[str, str]) -> str:
-        """What a table says of the first ATen op in it that a node makes."""
-        calls = self.flow.calls.get(node, set())
-        return next((text for name, text in table.items() if name in calls), "")
-
-    def _scored(self, choices: set[Node]) -> set[Node]:
+    def _scored(self, nodes: set[Node]) -> set[Node]:
         """The choices of experts, and what leads to them from the product that scores the experts."""
         found: set[Node] = set()
-        todo = list(choices)
+        todo = [node for node in nodes if not {"aten.topk", "aten.argmax"}.isdisjoint(self.flow.calls.get(node, ()))]
         while todo:
             node = todo.pop()
             if node not in found:
@@ -239,56 +140,18 @@ class _Camera:
                 todo.extend(() if self.flow.multiplies(node) else self.flow.needs[node])
         return found
 
-    def _keeps_meaning(self, node: Node) -> bool:
-        """Whether a node only changes the form of what it is given, or takes a number out of it."""
-        value = self.reading.values.get(node)
-        number = isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and value.dim() == 0)
-        if number or _op(node) in FORM:
-            return True
-        values = [self.reading.values.get(need) for need in self.flow.needs[node]]
-        return _op(node) == "getitem" and len(values) == 1 and isinstance(values[0], tuple | list)
+    # --------------------------------------------------------------------------------------------------------------
 
-    def _is_input(self, node: Node) -> bool:
-        value = self.reading.values.get(node)
-        sized = node.op == "placeholder" and isinstance(value, torch.SymInt)
-        return not is_weight(node) and not sized
+    def _is_value(self, node: Node) -> bool:
+        """Whether a node computes something of the layer: no weight, no size of an input, not the graph's output."""
+        number = node.op == "placeholder" and isinstance(self.reading.values.get(node), torch.SymInt)
+        return not is_weight(node) and not number and node.op != "output"
 
     def _at(self, node: Node) -> int:
         return self.flow.order[node]
 
 
-def _operand(node: Node, layer: Layer, region: Region) -> str:
-    """What a node is to the layer, if the op reads it."""
-    roles = ((layer.x, "x: the tokens"), (layer.ids, "the experts of each token"), (layer.weights, "router weights"))
-    for operand, text in roles:
-        if operand is not None and any(region.operands[leaf] is node for leaf in operand.leaves):
-            return text
-    return ""
-
-
-def _shared_product(node: Node, layer: Layer, region: Region, flow: Flow) -> str:
-    behind = flow.needs[node] | {n for need in flow.needs[node] for n in flow.needs.get(need, ())}
-    for name in ("gate", "up", "down"):
-        matrix = getattr(layer.shared, name, None)
-        if matrix is not None and any(region.operands[leaf] in behind for leaf in matrix.operand.leaves):
-            fused = name == "gate" and layer.shared is not None and layer.shared.up is None
-            return f"shared expert: {'gate and up projections' if fused else f'{name} projection'}"
-    return "gate of the shared expert"
-
-
-def _closure_of_new(call: Node, captured: Any) -> set[Node]:
-    """The call, and the nodes that were made for it."""
-    made = {call}
-    todo = [*call.all_input_nodes, *call.users]
-    while todo:
-        node = todo.pop()
-        if node not in captured and node not in made and node.op != "output":
-            made.add(node)
-            todo.extend(node.all_input_nodes)
-    return made
-
-
-def _behind(node: Node) -> list[Node]:
+def _sources(node: Node) -> Sequence[Node]:
     """The inputs of the graph that a node is made from."""
     found: dict[Node, None] = {}
     todo = [node]
@@ -297,14 +160,11 @@ def _behind(node: Node) -> list[Node]:
         if not other.all_input_nodes:
             found[other] = None
         todo.extend(other.all_input_nodes)
-    return [] if node in found else list(found)
+    return list(found)
 
 
-def _stage_of_new(node: Node, call: Node) -> str:
-    return "outside" if call in node.all_input_nodes else "input"
-
-
-def _sizes(layer: Layer) -> Sizes | None:
+def sizes_of(layer: Layer) -> Sizes | None:
+    """The layer's numbers in the call that was traced; None if one but the number of tokens depends on data."""
     x = layer.x.leaves[0].tensor
     shape = [_number(size) for size in x.shape]
     tokens = 1
@@ -336,30 +196,3 @@ def _number(size: Any) -> int | None:
         hint = size.node.hint
         return None if hint is None else int(hint)
     return int(size) if isinstance(size, int) or getattr(size, "is_Integer", False) else None
-
-
-def _op(node: Node) -> str:
-    if node.op in ("placeholder", "get_attr", "output"):
-        return "return" if node.op == "output" else ""
-    target = node.target
-    name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
-    return name.split(".")[0]
-
-
-def _shape(value: Any) -> str:
-    """`bf16[16, 2048]`; a list's length; "" of other things."""
-    if isinstance(value, torch.Tensor):
-        dtype = str(value.dtype).removeprefix("torch.")
-        return f"{DTYPES.get(dtype, dtype)}[{', '.join(map(_size, value.shape))}]"
-    if isinstance(value, torch.SymInt):
-        return "a number"
-    return f"{len(value)} values" if isinstance(value, tuple | list) and len(value) > 1 else ""
-
-
-def _size(size: int | torch.SymInt) -> str:
-    """A dimension; "rows" where it is a number of rows that routing decides."""
-    return "rows" if isinstance(size, torch.SymInt) and free_unbacked_symbols(size) else str(size)
-
-
-def _marked(step: Step, mark: str) -> Step:
-    return replace(step, mark=mark) if mark else step

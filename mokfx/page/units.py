@@ -31,6 +31,7 @@ def of_flops(value: float) -> str:
 
 def of_seconds(value: float) -> str:
     """`0.782 ms`, `13.2 \u00b5s`."""
-    if value >= 1:
-        return f"{number(value)} s"
-    return f"{number(value * 1e3)} ms" if value >= 1e-3 else f"{number(value * 1e6)} \u00b5s"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("\u00b5s", 1e-6)):
+        if value >= size:
+            return f"{number(value / size)} {unit}"
+    return f"{number(value * 1e9)} ns"
