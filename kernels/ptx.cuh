@@ -12,6 +12,13 @@ __device__ __forceinline__ uint32_t smem(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// threadIdx.x, read anew: what follows from it is not kept in registers from one tile to the next.
+__device__ __forceinline__ int thread_index() {
+    int t;
+    asm volatile("mov.u32 %0, %tid.x;" : "=r"(t));
+    return t;
+}
+
 __device__ __forceinline__ uint64_t now() {  // nanoseconds, the same clock on all multiprocessors
     uint64_t t;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
@@ -203,6 +210,10 @@ __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t
 __device__ __forceinline__ void store_matrices_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                  ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+__device__ __forceinline__ void store_pair(uint32_t to, uint32_t low, uint32_t high) {  // 8 bytes to shared memory
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(low), "r"(high) : "memory");
 }
 
 // The inverse of store_matrices.
