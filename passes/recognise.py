@@ -393,7 +393,7 @@ def _first_choice(term: Term) -> int:
     todo = [term]
     while todo:
         node = todo.pop()
-        if node.op == "at" and node.args[-1].op == "int":
+        if node.op == "at" and len(node.args) > 2 and node.args[-1].op == "int":
             best = max(best, int(node.args[-1].args[0]))
         todo.extend(a for a in node.args if isinstance(a, Term))
     return best

@@ -47,7 +47,11 @@ def index_select(call: Call) -> Value | None:
 
 @rule("aten.embedding")
 def embedding(call: Call) -> Value | None:
-    return _read(call.tracker.given(call["weight"]), {0: call.value("indices")})
+    """Rows of a table of vectors are data of their own, such as a model's tokens; an expert's weight is a matrix."""
+    value = _read(call.tracker.given(call["weight"]), {0: call.value("indices")})
+    if value is None or value.body.routed or not value.body.looked_up:
+        return value
+    return leaf_value(Leaf(call.out, call.tracker.node, made_by=call.name), call.shape)
 
 
 def _looked_up(call: Call, value: Value | None) -> Value | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .composed import outcome_of
 from .models import Layer, inputs, seeded
 from .support import assert_same, compiled, run
 
@@ -89,3 +90,25 @@ class Sum(nn.Module):
 
 def test_two_layers_of_the_same_tokens() -> None:
     check(seeded(Sum), 2)
+
+
+class Embedded(nn.Module):
+    """Tokens that a table gives, a scale that is one number, and a sum of two things before the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 8, dtype=torch.float64)
+        self.scale = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+        self.moe = Layer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.table(torch.arange(x.shape[0]) % 5) + x
+        heads = tokens.view(x.shape[0], 2, 4)
+        mixed = (heads @ heads.transpose(1, 2) @ heads).reshape(x.shape)
+        return tokens * self.scale + self.moe(mixed * self.scale)
+
+
+def test_a_table_of_tokens_is_no_expert() -> None:
+    model, x = seeded(Embedded), inputs(6)
+    check(model, 1)
+    assert not outcome_of(model, x).outcome.misses
