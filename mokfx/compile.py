@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from mokfx.backend import mok
 from mokfx.capture import Capture, substitutions
+from mokfx.integrations import prepare
 from mokfx.options import split_options
 
 _Model = TypeVar("_Model", bound=Callable[..., Any])
@@ -137,6 +138,7 @@ def compile(
         return lambda model: compile(
             model, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options, **kwargs
         )
+    prepare(model)
     backend = CapturingBackend(mode, options or {})
     optimize = torch._dynamo.optimize(
         backend=cast(Any, backend), nopython=fullgraph, dynamic=dynamic, **kwargs

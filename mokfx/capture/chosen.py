@@ -88,14 +88,13 @@ def counted_of(node: Any) -> Node | None:
 
 def below(ids: Node) -> int | None:
     """What all expert ids are below, where they are the positions that a `topk` or an `argmax` found."""
-    node = ids_of(ids)
+    node: Any = ids_of(ids)
+    dim: Any = None
     if op_name(node) == "getitem" and node.args[1] == 1 and op_name(node.args[0]) == "topk":
-        node, dim_at = node.args[0], 2
+        node = node.args[0]
+        dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", -1)
     elif op_name(node) == "argmax":
-        dim_at = 1
-    else:
-        return None
-    dim = node.args[dim_at] if len(node.args) > dim_at else node.kwargs.get("dim", -1 if dim_at == 2 else None)
+        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     size = value_of(node.args[0]).shape[dim] if isinstance(dim, int) else None
     return size if isinstance(size, int) else None
 
