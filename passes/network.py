@@ -11,6 +11,7 @@ from mokfx.passes.layer import Matrix, Network, Operand
 from mokfx.passes.sums import open_sum
 from mokfx.passes.terms import Size, Term, substitute
 from mokfx.passes.value import bind
+from mokfx.passes.written_out import named_activations
 
 
 class NotRecognised(Exception):
@@ -241,7 +242,7 @@ def _activation(rest: list[Term], inner: Term, scope: Scope) -> Network:
         if opened is not parts[0]:
             return _activation([opened], inner, scope)
     parts = [bare(expanded(p), scope) if _hides_factor(p) else p for p in parts]
-    parts = [f for p in parts for f in factors(p, scope)]
+    parts = named_activations([f for p in parts for f in factors(p, scope)])
     for form in (_clamped_swiglu, _gated, _plain):
         found = form(parts, inner, scope)
         if found is not None:

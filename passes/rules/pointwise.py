@@ -193,6 +193,7 @@ def _whole(term: Term) -> Term:
 
 
 @rule("aten.silu", "aten.sigmoid", "aten.relu", "aten.tanh", "aten.exp", "aten.softplus", "aten.sqrt", "aten.abs")
+@rule("aten.erf")
 def function(call: Call) -> Value | None:
     value = call.value("self")
     if call.name == "aten.softplus" and (call["beta"], call["threshold"]) != (1, 20):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -22,6 +23,11 @@ def _inplace_product(g: Tensor, u: Tensor) -> Tensor:
 
 def _method_product(g: Tensor, u: Tensor) -> Tensor:
     return F.silu(g).mul_(u)
+
+
+def gelu_erf(h: Tensor) -> Tensor:
+    """As it stands in the paper."""
+    return 0.5 * h * (1.0 + torch.erf(h / math.sqrt(2.0)))
 
 
 def clamped(g: Tensor, u: Tensor) -> Tensor:
@@ -48,6 +54,7 @@ GATED: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "silu_mul_": ("swiglu", _method_product),
     "gelu_mul": ("geglu", lambda g, u: F.gelu(g) * u),
     "module_gelu": ("geglu", lambda g, u: u * _gelu(g)),
+    "gelu_erf_mul": ("geglu", lambda g, u: gelu_erf(g) * u),
     "gelu_tanh_mul": ("geglu_tanh", lambda g, u: F.gelu(g, approximate="tanh") * u),
     "relu_mul": ("reglu", lambda g, u: F.relu(g) * u),
     "clamped": ("clamped_swiglu", clamped),
@@ -58,6 +65,7 @@ GATED: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
 UNGATED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "gelu": ("gelu", F.gelu),
     "gelu_module": ("gelu", lambda h: _gelu(h)),
+    "gelu_erf": ("gelu", lambda h: gelu_erf(h)),
     "gelu_tanh": ("gelu_tanh", lambda h: F.gelu(h, approximate="tanh")),
     "relu": ("relu", F.relu),
     "relu_method": ("relu", lambda h: h.relu()),
