@@ -42,10 +42,14 @@ class IndexWords:
         return self._indicator(term) or self._place(term) or numbers(term)
 
     def _indicator(self, term: Term) -> str:
+        if term.op == "add":  # one indicator for each choice
+            words = {self._indicator(part) for part in terms_of(term)}
+            return words.pop() if len(words) == 1 else ""
         factors = factors_of(term)
         chosen = any(factor.op == "delta" and any(map(self.is_ids, factor.args)) for factor in factors)
         limited = any(factor.op == "lt" for factor in factors)
-        placed = any(factor.op == "delta" and any(map(_is_place, factor.args)) for factor in factors)
+        numbers_compared = [arg for factor in factors if factor.op == "delta" for arg in factor.args]
+        placed = any(_is_place(part) for number in numbers_compared for part in factors_of(number))
         if any(map(_is_place, factors)):
             return "each slot's place among the rows of its expert" + (", 0 if dropped" if limited else "")
         if not (chosen or limited or placed):

@@ -112,7 +112,10 @@ class Words:
         if "x" in has:
             return "rows of x times the router weight" if "weights" in has else "rows of x"
         if "weights" in has:
-            masked = any(factor.op in ("delta", "lt") for part in terms_of(body) for factor in factors_of(part))
+            factors = {factor.op for part in terms_of(body) for factor in factors_of(part)}
+            if "nonzero" in factors:
+                return ""  # where there is a weight, not what it is
+            masked = not factors.isdisjoint(("delta", "lt"))
             return "router weight at each slot's expert and place" if masked else "router weights"
         return "" if not body.routed or body.depth == 0 else "computed from routed rows"
 
@@ -120,8 +123,11 @@ class Words:
         network = None if self.layer is None else self.layer.network
         fused = network is not None and network.layout != "apart"
         weighted = " times the router weight" if "weights" in has else ""
-        if body.op == "mul" and any(factor.op == "const" for factor in body.args):
-            return "scaled"
+        if body.op in ("mul", "add") and any(part.op == "const" for part in body.args):
+            return "scaled" if body.op == "mul" else "shifted by a constant"
+        clamped = network is not None and network.activation == "clamped_swiglu" and body.op == "mul"
+        if clamped and not any(factor.op == "add" for factor in body.args):
+            return "gate * sigmoid of it"
         if body.op in ("sum", "add"):
             name = "gate and up projections" if fused else "gate projection" if "gate" in has else "up projection"
             return name + (" plus bias" if body.op == "add" else "") + weighted

@@ -22,9 +22,10 @@ for (const figure of document.querySelectorAll(".picture")) {
   const fit = () => Math.min(1, (view.clientWidth - 2) / natural.width);
   const start = () => {
     zoom(Math.max(SMALLEST, fit()));
-    view.scrollTop = 0;
-    const first = graph.querySelector("a")?.getBBox();
-    if (first) view.scrollLeft = (first.x + first.width / 2) * scale - view.clientWidth / 2;
+    const ended = graph.querySelector(".node.ended"); // of a near miss: what one wants to see
+    const box = (ended ?? graph.querySelector("a")).getBBox();
+    view.scrollLeft = (box.x + box.width / 2) * scale - view.clientWidth / 2;
+    view.scrollTop = ended ? (box.y + box.height) * scale - 0.6 * view.clientHeight : 0;
   };
   const whole = () => zoom(Math.min(fit(), view.clientHeight / natural.height));
 

@@ -20,7 +20,7 @@ LABELS = {
     "outside": "what follows",
     "known": "understood",
     "ended": "understanding ended here",
-    "unknown": "not reached",
+    "unknown": "what follows",
 }
 """Stage -> what its band is called."""
 SIDE = 6.0

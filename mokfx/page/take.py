@@ -20,7 +20,7 @@ from mokfx.passes.reading import Reading
 from mokfx.passes.region import Region
 from mokfx.readable import short_name
 
-BEHIND, AHEAD = 36, 8
+BEHIND, AHEAD = 28, 8
 """How many steps the picture of a near miss has, before and after the one where understanding ended."""
 OUTPUT = "the layer's output: the MoE of x"
 
@@ -54,7 +54,8 @@ class _Camera:
             **shown,
             **dict.fromkeys(sorted(users, key=self._at)[:3], "outside"),
         }
-        said = dict.fromkeys((region.found.node, *region.aliases), OUTPUT)
+        filled = [alias for alias in region.aliases if self._at(alias) >= self._at(region.found.node)]
+        said = dict.fromkeys((region.found.node, *filled), OUTPUT)
         words = Words([region.found.layer], self.reading.tracker.facts)
         steps = Teller(self.reading, self.flow, words, region, said).steps(nodes)
         marked = [replace(step, kept=node in set(region.kept)) for node, step in zip(nodes, steps, strict=True)]
@@ -125,7 +126,7 @@ class _Camera:
         nodes[end] = "ended"
         teller = Teller(self.reading, self.flow, Words(unmatched, tracker.facts))
         teller.said |= {node: text for node in self._scored(behind) if (text := teller.named(node, ROUTER))}
-        steps = fold(teller.steps(nodes), chains=False)
+        steps = fold([_unread(step) for step in teller.steps(nodes)], chains=False)
         center = next(i for i, step in enumerate(steps) if step.stage == "ended")
         return Drawing(nearest(steps, center, BEHIND, AHEAD))
 
@@ -149,6 +150,11 @@ class _Camera:
 
     def _at(self, node: Node) -> int:
         return self.flow.order[node]
+
+
+def _unread(step: Step) -> Step:
+    """What follows the end of understanding has no meaning that could be told."""
+    return replace(step, meaning="") if step.stage == "unknown" else step
 
 
 def _sources(node: Node) -> Sequence[Node]:
