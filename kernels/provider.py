@@ -107,13 +107,13 @@ def _readable(first: FirstLayer | str, down: Matrices | str) -> tuple[FirstLayer
     return next((why for one in (first.gate, first.up, down) if (why := one.unreadable())), (first, down))
 
 
-def run(call: Call) -> Tensor:
-    """`mok::moe` of a call that `supports` accepts.
+def run(call: Call, trace: Tensor | None = None) -> Tensor:
+    """`mok::moe` of a call that `supports` accepts; `trace` as `forward` takes it.
 
     Raises RuntimeError for what fake tensors cannot tell: too many tokens, or weights at an odd address.
     """
     x, weights, layer = _arguments(call)
-    return forward(x, call.topk_ids.contiguous(), weights, layer)
+    return forward(x, call.topk_ids.contiguous(), weights, layer, trace=trace)
 
 
 def run_saving(call: Call) -> tuple[Tensor, Tensor]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,25 +49,10 @@ class Ranks:
             dist.barrier()
 
 
-@contextmanager
-def ranks(device: str) -> Iterator[Ranks]:
-    """The ranks that torchrun started, joined in the default group for the body; else this process alone."""
-    if "RANK" not in os.environ:
-        yield Ranks(torch.device(device, 0) if device == "cuda" else torch.device(device))
-        return
-    local = torch.device(device, int(os.environ["LOCAL_RANK"])) if device == "cuda" else torch.device(device)
-    if device == "cuda":
-        torch.cuda.set_device(local)
-        dist.init_process_group("nccl", device_id=local)
-    else:
-        dist.init_process_group("gloo")
-    try:
-        yield world(local)
-    finally:
-        dist.destroy_process_group()
-
-
-def world(device: torch.device) -> Ranks:
-    """The ranks of the default process group, which exists."""
+def ranks(device: str) -> Ranks:
+    """The ranks of the default process group, if there is one, else this process alone; `device` is "cuda" or "cpu"."""
+    own = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+    if not dist.is_initialized():
+        return Ranks(own)
     group: Any = dist.group.WORLD
-    return Ranks(device, dist.get_rank(), dist.get_world_size(), group.group_name)
+    return Ranks(own, dist.get_rank(), dist.get_world_size(), group.group_name)

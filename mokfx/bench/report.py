@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from mokfx.kernels.build import source_key
+
 from .floor import Ceilings
 from .ranks import Ranks
 from .run import Protocol, Result
@@ -19,8 +21,6 @@ PLAIN = ("eager", "inductor")
 
 def machine(ranks: Ranks) -> dict[str, Any]:
     """What the figures depend on besides the code."""
-    from mokfx.kernels.build import source_key
-
     gpu = ranks.device.type == "cuda"
     return {
         "card": torch.cuda.get_device_name(ranks.device) if gpu else platform.processor() or platform.machine(),

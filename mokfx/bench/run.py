@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -55,8 +55,17 @@ class Result:
         return self.shape.flops * (3 if backward else 1) / self.timing.median / 1e9
 
 
+Doing = Callable[[str], AbstractContextManager[None]]
+"""Says what is done in its `with`."""
+
+
 def bench(
-    shapes: Sequence[Shape], variants: Sequence[str], ranks: Ranks, protocol: Protocol, ceilings: Ceilings
+    shapes: Sequence[Shape],
+    variants: Sequence[str],
+    ranks: Ranks,
+    protocol: Protocol,
+    ceilings: Ceilings,
+    doing: Doing = lambda what: nullcontext(),
 ) -> Iterator[Result]:
     """A result as each variant is done, layer by layer. A collective.
 
@@ -65,16 +74,17 @@ def bench(
     for shape in shapes:
         check_fits(shape, ranks, protocol.backward)
     for number, shape in enumerate(shapes):
-        progress(ranks, f"[{number + 1}/{len(shapes)}] {shape}")
-        layer = make(shape, ranks, protocol.seed)
-        progress(ranks, "  the right answer in float32")
-        right = truth(layer, protocol.backward)
+        named = f"[{number + 1}/{len(shapes)}] {shape.name}"
+        with doing(f"{named}: the right answer in float32"):
+            layer = make(shape, ranks, protocol.seed)
+            right = truth(layer, protocol.backward)
         layer.require_gradients(protocol.backward)
         for name in variants:
             least = floor(shape, ranks.size, ceilings, protocol.backward)
-            with torch.set_grad_enabled(protocol.backward):
-                yield _measure(layer, name, right, ranks, protocol, least)
+            with doing(f"{named}: {name}"), torch.set_grad_enabled(protocol.backward):
+                result = _measure(layer, name, right, ranks, protocol, least)
             release(ranks)
+            yield result
         del layer, right
         release(ranks)
 
@@ -85,14 +95,7 @@ def release(ranks: Ranks) -> None:
         torch.cuda.empty_cache()
 
 
-def progress(ranks: Ranks, text: str) -> None:
-    """A line on stderr, by rank 0."""
-    if ranks.rank == 0:
-        print(text, file=sys.stderr, flush=True)
-
-
 def _measure(layer: Layer, name: str, right: Truth, ranks: Ranks, protocol: Protocol, least: Floor) -> Result:
-    progress(ranks, f"  {name}")
     try:
         step, reason = ALL[name](layer, protocol.backward), ""
     except Unavailable as error:

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mokfx.kernels import provider
+from mokfx.kernels.build import SOURCE
+from mokfx.kernels.forward import TRACE_EVENTS
 from mokfx.ops import unsupported_reason
 
 from .errors import BenchError
@@ -43,8 +46,6 @@ class Span:
 
 def header_enum(name: str) -> dict[int, str]:
     """An enum of the kernel's header: numbers to names."""
-    from mokfx.kernels.build import SOURCE
-
     found = re.search(rf"enum {name} : int {{(.*?)}};", (SOURCE / "layout.cuh").read_text(), re.DOTALL)
     assert found, f"layout.cuh has no enum {name}"
     numbers: dict[int, str] = {}
@@ -63,22 +64,14 @@ def record(layer: Layer) -> Tensor:
 
     Raises BenchError if the kernel cannot run the layer.
     """
-    from mokfx.kernels import forward as hopper
-    from mokfx.kernels.activation import activation, biases
-    from mokfx.kernels.weights import Matrices, gate_and_up, matrices
-
     call = layer.call()
     reason = unsupported_reason(call, "hopper") or ("it has several ranks" if layer.ranks.size > 1 else None)
     if reason:
         raise BenchError(f"a timeline is of the hopper kernel on one rank, and here {reason}")
-    first, down = gate_and_up(call.w_gate, call.w_up, call.gate_up), matrices(call.w_down)
-    act = activation(call.activation, call.activation_args)
-    assert isinstance(first, tuple) and isinstance(down, Matrices) and act is not None, "or it would be refused"
-    bias = biases(call.b_gate, call.b_up, call.b_down, call.gate_up)
     blocks = torch.cuda.get_device_properties(layer.x.device).multi_processor_count
     for _ in range(3):
-        trace = torch.zeros(blocks, hopper.TRACE_EVENTS, 2, dtype=torch.int64, device=layer.x.device)
-        hopper.forward(call.x, call.topk_ids, call.topk_weights, *first, down, act=act, bias=bias, trace=trace)
+        trace = torch.zeros(blocks, TRACE_EVENTS, 2, dtype=torch.int64, device=layer.x.device)
+        provider.run(call, trace=trace)
         torch.cuda.synchronize()
     return trace.cpu()
 

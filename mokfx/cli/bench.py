@@ -15,11 +15,13 @@ from mokfx.bench.layer import make
 from mokfx.bench.plot import check_picture, plot
 from mokfx.bench.ranks import Ranks, ranks
 from mokfx.bench.report import FOOTNOTE, as_json, heading, machine, table
-from mokfx.bench.run import ALL, Protocol, Result, bench, progress
+from mokfx.bench.run import ALL, Protocol, Result, bench
 from mokfx.bench.shapes import SHAPES, Shape, parse
 from mokfx.bench.timeline import check_trace, record, spans, write
 
 from .command import Command, positive
+from .progress import progress
+from .ranks import process_group
 
 DEFAULT = ("qwen3-30b", "olmoe", "mixtral", "dsv3/32e")
 
@@ -66,7 +68,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise BenchError("torch sees no CUDA GPU; --device cpu runs the command on small layers, to try it out")
     protocol = Protocol(arguments.backward, arguments.calls, arguments.groups, arguments.seed)
-    with ranks(arguments.device) as here:
+    with process_group():
+        here = ranks(arguments.device)
         results = _measure(here, shapes, variants, protocol, arguments)
         if arguments.trace:
             _trace(here, shapes[0], arguments.seed, arguments.trace)
@@ -76,15 +79,16 @@ def _run(arguments: argparse.Namespace) -> int:
 def _measure(
     here: Ranks, shapes: Sequence[Shape], variants: Sequence[str], protocol: Protocol, arguments: argparse.Namespace
 ) -> list[Result]:
-    progress(here, "measuring this machine's ceilings")
-    ceilings = measure_ceilings(here, protocol.calls, protocol.groups)
-    facts = machine(here)
     speaking = here.rank == 0
+    doing = progress("bench", shown=speaking)
+    with doing("this machine's ceilings"):
+        ceilings = measure_ceilings(here, protocol.calls, protocol.groups)
+    facts = machine(here)
     if speaking:
         print(heading(facts, ceilings, protocol))
     results: list[Result] = []
     by_layer: list[list[Result]] = []
-    for result in bench(shapes, variants, here, protocol, ceilings):
+    for result in bench(shapes, variants, here, protocol, ceilings, doing):
         results.append(result)
         if len(results) % len(variants) == 0:
             by_layer.append(results[-len(variants) :])

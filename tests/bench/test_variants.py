@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from mokfx.bench.layer import make
-from mokfx.bench.ranks import Ranks, world
+from mokfx.bench.ranks import Ranks, ranks
 from mokfx.bench.run import Protocol, bench
 from mokfx.bench.truth import truth
 from mokfx.bench.variants import VARIANTS
@@ -19,10 +19,10 @@ from .test_report import CEILINGS
 WHOLE = ("eager", "inductor", "mok")
 
 
-def measured(ranks: Ranks, kind: str, backward: bool, variants: tuple[str, ...]) -> dict[str, dict[str, float]]:
+def measured(here: Ranks, kind: str, backward: bool, variants: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """The errors of each variant on a small layer, which must have been timed."""
     found = {}
-    for result in bench([SHAPES[kind]], variants, ranks, Protocol(backward, calls=1, groups=2), CEILINGS):
+    for result in bench([SHAPES[kind]], variants, here, Protocol(backward, calls=1, groups=2), CEILINGS):
         assert result.timing is not None, (result.variant, result.reason)
         assert 0 < result.timing.fastest <= result.timing.median <= result.timing.slowest
         found[result.variant] = dict(result.errors)
@@ -44,7 +44,7 @@ def test_parts_have_no_answer_to_check() -> None:
 
 
 def on_two_ranks(rank: int) -> list[dict[str, float]]:
-    here = world(torch.device("cpu"))
+    here = ranks("cpu")
     assert here.size == 2 and here.rank == rank and dist.get_world_size() == 2
     found = []
     for kind in ("plain", "gpt-oss"):

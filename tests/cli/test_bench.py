@@ -33,7 +33,7 @@ def test_tables_json_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "grouped_mm",
         "sonic-moe",
     ]
-    assert "[2/2] 32,32,4,1,9" in said.err
+    assert "mokfx bench: [2/2] 32,32,4,1,9: eager ... " in said.err
     found = json.loads((tmp_path / "b.json").read_text())
     assert [row["variant"] for row in found["results"]] == ["mok", "eager", "grouped_mm", "sonic-moe"] * 2
     assert found["protocol"]["backward"] and found["results"][0]["timing"]["median"] > 0
