@@ -49,10 +49,11 @@ def rewrite_and_report(
     before = readable(gm) if with_code or graph_log.isEnabledFor(logging.DEBUG) else ""
     nodes_before = _size(gm)
     # A model may be compiled during a call under `torch.utils.checkpoint`, whose hooks count what is saved.
-    with _disable_saved_tensors_hooks_during_tracing(), proving(gm):
+    with _disable_saved_tensors_hooks_during_tracing(), proving(gm) as left:
         pictures: list[Pictures] = []
         watch = (lambda reading: pictures.append(pictures_of(reading))) if with_code else None
         outcome = rewrite(gm, provider_check=_why_unsupported, watch=watch)
+        left += outcome.misses
     for module in gm.modules():
         if isinstance(module, GraphModule):
             module.recompile()

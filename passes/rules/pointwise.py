@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from mokfx.passes.facts import EMPTY
@@ -234,8 +236,8 @@ def clamped(call: Call) -> Value | None:
         return value.with_body(choose(lt(value.body, top), value.body, top)) if value.body.routed else None
     if low == 0 and high is None:
         return value.with_body(apply("relu", value.body))
-    limits = (None if low is None else float(low), None if high is None else float(high))
-    return value.with_body(apply("clamp", value.body, *limits))
+    limits = (None if low in (None, -math.inf) else float(low), None if high in (None, math.inf) else float(high))
+    return value if limits == (None, None) else value.with_body(apply("clamp", value.body, *limits))
 
 
 @rule("aten._to_copy")
