@@ -85,17 +85,17 @@ for (const figure of document.querySelectorAll(".picture")) {
     for (const child of [...cell.cloneNode(true).childNodes]) made.append(child.nodeName === "BR" ? " " : child);
     return made;
   };
-  for (const kind of ["focusin", "pointerover"]) {
-    graph.addEventListener(kind, (event) => {
+  for (const kind of ["focusin", "pointerover"]) { // not on the graph itself: an svg that listens takes the focus
+    view.addEventListener(kind, (event) => {
       const box = event.target.closest("a");
       if (box) show(box);
     });
   }
-  graph.addEventListener("click", (event) => {
+  view.addEventListener("click", (event) => {
     if (event.target.closest("a")) event.preventDefault(); // the box is shown below; from there a link leads on
   });
-  graph.addEventListener("pointerleave", () => show(graph.querySelector("a:focus")));
-  graph.addEventListener("focusout", () => show(null));
+  view.addEventListener("pointerleave", () => show(graph.querySelector("a:focus")));
+  view.addEventListener("focusout", () => show(null));
 
   // A figure in a closed layer has no size yet.
   const closed = figure.closest("details:not([open])");
