@@ -81,7 +81,26 @@ def test_the_page_is_sound_and_whole(report_of: Callable[[str], Report], name: s
 
 def hostile(text: str) -> Report:
     """A report that says `text` wherever a program's own words go."""
-    match = Match(text, text, text, text, 2, *[text] * 9, shared=text, capacity=text, kept=(text,), erased=3)
+    match = Match(
+        where=text,
+        code=text,
+        node=text,
+        group=text,
+        ranks=2,
+        tokens=text,
+        hidden=text,
+        intermediate=text,
+        num_experts=text,
+        top_k=text,
+        router=text,
+        dispatch=text,
+        experts=text,
+        combine=text,
+        shared=text,
+        capacity=text,
+        kept=(text,),
+        erased=3,
+    )
     steps = (
         Step(text, text, "input", text, text, text, text, (), (text,)),
         Step(text, text, "op", text, text, text, text, (0,), (text,), count=3),
