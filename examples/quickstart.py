@@ -46,6 +46,11 @@ class Model(nn.Module):
         return self.head(x + self.moe(self.norm(x))).squeeze(-1)
 
 
+def make() -> tuple[Model, tuple[Tensor]]:
+    """For `mokfx explain examples/quickstart.py:make`, and for `mokfx check`."""
+    return Model(), (torch.randn(256, 64),)
+
+
 def main() -> None:
     torch.manual_seed(0)
     model = Model()
