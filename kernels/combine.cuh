@@ -58,7 +58,7 @@ __device__ __forceinline__ void combine_tokens(const Params& p, int worker, int 
             if (begin + i * 256 >= p.width) continue;
             float(&y)[8] = sum[i];
             if (p.shared_inner > 0) {
-                const __nv_bfloat16* from = p.slot_outputs + (long long)(p.shared_row + item / spans) * p.width + begin;
+                const __nv_bfloat16* from = p.shared_outputs + (long long)(item / spans) * p.width + begin;
                 const uint4 shared = __ldcs(reinterpret_cast<const uint4*>(from + i * 256));
                 add_scaled(y[0], y[1], 1.0f, shared.x);
                 add_scaled(y[2], y[3], 1.0f, shared.y);

@@ -17,6 +17,7 @@ MAPS = (
     *("gate", "up", "down", "shared_gate", "shared_up", "shared_down"),
     *("hidden", "slots", "shared_hidden", "saved"),
 )
+MAX_RANKS = 8  # as in layout.cuh
 SHARED_BYTES = 227 * 1024  # all that a block can have
 THREADS = 384
 BOX = 64
@@ -33,18 +34,22 @@ class Params(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_ubyte * MAP_BYTES) for name in MAPS),
-        *((name, ctypes.c_void_p) for name in ("x", "ids", "weights", "y", "slot_outputs")),
-        *((name, ctypes.c_void_p) for name in ("sigmoid", "shared_scale", "row_weight", "row_token", "slot_row")),
+        *((name, ctypes.c_void_p) for name in ("x", "ids", "weights", "y", "slot_outputs", "shared_outputs")),
+        *((name, ctypes.c_void_p) for name in ("gathered", "sigmoid", "shared_scale", "row_weight")),
+        ("memory", ctypes.c_void_p * MAX_RANKS),
+        *((name, ctypes.c_longlong) for name in ("ids_at", "weights_at", "rows_at", "outputs_at")),
+        *((name, ctypes.c_void_p) for name in ("row_token", "row_place", "slot_row")),
         *((name, ctypes.c_void_p) for name in ("histogram", "ready", "state", "fault", "trace", "listed")),
         *((name, Bias) for name in ("gate_bias", "up_bias", "down_bias")),
-        *((name, ctypes.c_longlong) for name in ("x_stride", "sigmoid_stride")),
-        *((name, ctypes.c_int) for name in ("tokens", "choices", "experts", "width", "inner", "chunk", "chunks")),
+        *((name, ctypes.c_longlong) for name in ("x_stride", "sigmoid_stride", "gathered_stride")),
+        *((name, ctypes.c_int) for name in ("tokens", "choices", "experts", "width", "inner")),
+        *((name, ctypes.c_int) for name in ("rank", "ranks", "most_tokens", "virtual_shift", "chunk", "chunks")),
         *((name, ctypes.c_int) for name in ("shared_inner", "shared_row", "shared_flag", "n_major")),
         *((name, ctypes.c_int) for name in ("first_layer", "curve", "weight_on", "capacity", "by_choice")),
         *((name, ctypes.c_int) for name in ("saved_up", "wide_ids", "weight_kind")),
         ("patience", ctypes.c_uint),
         *((name, ctypes.c_float) for name in ("linear", "cubic", "limit", "offset")),
-        ("reserved", ctypes.c_int * 8),
+        ("reserved", ctypes.c_int * 4),
     )
 
 
@@ -107,8 +112,8 @@ def tensor_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -
     return ctypes.string_at(int(encoded.getPtr()), MAP_BYTES)
 
 
-def launch(function: Any, blocks: int, params: Params, stream: int) -> None:
-    """One cooperative launch of `blocks` blocks."""
+def launch(function: Any, blocks: int, params: ctypes.Structure, stream: int) -> None:
+    """One cooperative launch of `blocks` blocks with one argument."""
     argument = ctypes.c_void_p(ctypes.addressof(params))
     check(
         bindings().cuLaunchCooperativeKernel(

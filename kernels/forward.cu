@@ -118,6 +118,7 @@ __device__ void load_tiles(const Params& p, Shared& s) {
 template <int UNITS>
 __device__ __forceinline__ void gather_tile(const Params& p, Shared& s, Ring& ring, const Tile& tile, int warp) {
     constexpr int MINE = UNITS * UNIT / 8;  // rows of which this thread copies 16 bytes a step
+    const bool shared = is_shared(p, tile);
     const int lane = threadIdx.x % 32, part = lane % 8, first = warp * 8 + lane / 8;
     uint32_t from[MINE], present = 0;  // in units of 16 bytes from x; a bit for each row that is no padding
     uint32_t to[2];  // rows first + {0, 4} + a multiple of 16: two ways to swizzle
@@ -125,15 +126,15 @@ __device__ __forceinline__ void gather_tile(const Params& p, Shared& s, Ring& ri
     for (int i = 0; i < MINE; i++) {
         const int row = first + i / 2 * 16 + i % 2 * 4;
         int token = tile.row + row;
-        if (!is_shared(p, tile))
+        if (!shared)
             token = p.row_token[token];
         else if (token >= p.tokens)
             token = -1;
-        from[i] = max(token, 0) * static_cast<uint32_t>(p.x_stride / 8) + part;
+        from[i] = max(token, 0) * static_cast<uint32_t>((shared ? p.x_stride : p.gathered_stride) / 8) + part;
         present |= (token >= 0) << i;
     }
     for (int i = 0; i < 2; i++) to[i] = smem(s.stage[0].a) + (first + i * 4) * 128 + (part ^ (first + i * 4) % 8) * 16;
-    const uint4* x = reinterpret_cast<const uint4*>(p.x);
+    const uint4* x = reinterpret_cast<const uint4*>(shared ? p.x : p.gathered);
     for (int steps = steps_of(p, tile); steps > 0; steps--, ring.next()) {
         wait(p, &s.empty[ring.stage], ring.parity ^ 1, EMPTY);
         const int stage = ring.stage * sizeof(Stage);
@@ -144,11 +145,18 @@ __device__ __forceinline__ void gather_tile(const Params& p, Shared& s, Ring& ri
     }
 }
 
+template <bool RANKS>
 __device__ void gather_rows(const Params& p, Shared& s, int warp) {
     Ring ring;
+    bool arrived = !RANKS;  // the rows that other ranks send
     for (int parity = 0;;) {
         const Tile tile = take_tile(p, s, parity);
         if (tile.phase == END) break;
+        if (!arrived && tile.phase == UP && !is_shared(p, tile)) {
+            if (threadIdx.x % 32 == 0) wait_for_ranks(p, ROWS, s.epoch);
+            __syncwarp();
+            arrived = true;
+        }
         if (tile.phase == DOWN)
             for (int step = steps_of(p, tile); step > 0; step--) ring.next();
         else if (tile.units == 2)
@@ -163,12 +171,13 @@ __device__ void gather_rows(const Params& p, Shared& s, int warp) {
 
 // A warpgroup's outputs leave through BUFFERS of 64 x 64. What has been stored is announced during the
 // next tile, long after it has landed, and in any case before the warpgroup waits for what other blocks have to announce.
+template <bool RANKS>
 struct Outbox {
-    static constexpr int NOTHING = -1, SLOT_OUTPUTS = INT_MAX;
+    static constexpr int NOTHING = -1, SLOT_OUTPUTS = INT_MAX, NOBODY = INT_MAX - 1;
     const Params& p;
     Shared& s;
     const int group;
-    int pending = NOTHING;  // what to announce once our stores have landed: a flag of `ready`, or SLOT_OUTPUTS; only in the storing thread
+    int pending = NOTHING;  // whom to tell once our stores have landed: a flag of `ready`, SLOT_OUTPUTS, NOBODY; only in the storing thread
     int sent = 0;       // of the current tile
 
     __device__ __forceinline__ bool storing() const { return threadIdx.x % 128 == 0; }
@@ -177,13 +186,37 @@ struct Outbox {
     __device__ __forceinline__ void announce() {
         if (pending == NOTHING) return;
         tma_store_wait();
-        raise(pending == SLOT_OUTPUTS ? p.state + 2 : p.ready + pending);
+        if (!RANKS || pending != NOBODY) raise(pending == SLOT_OUTPUTS ? p.state + 2 : p.ready + pending);
         pending = NOTHING;
     }
 
     // 64 x 64 outputs; values(j) gives our pairs of columns 8j to 8j+7, of our row and of the 8th after.
     template <typename Values>
     __device__ __forceinline__ void store(const TensorMap* map, int row, int column, Values values) {
+        __nv_bfloat16* buffer = stage(values);
+        fence_proxy_shared();
+        barrier();
+        if (storing()) tma_store(map, buffer, column, row);
+    }
+
+    // The same, each row to the place of its slot, at whatever rank.
+    template <typename Values>
+    __device__ __forceinline__ void scatter(int row, int column, Values values) {
+        const __nv_bfloat16* buffer = stage(values);
+        barrier();
+        const int part = threadIdx.x % 8;
+#pragma unroll
+        for (int first = 0; first < UNIT; first += 16) {
+            const int r = first + threadIdx.x % 128 / 8;
+            const uint4 value = *reinterpret_cast<const uint4*>(buffer + r * 64 + (part ^ r % 8) * 8);
+            __nv_bfloat16* place = p.row_place[row + r];
+            if (place != nullptr) *reinterpret_cast<uint4*>(place + column + part * 8) = value;
+        }
+    }
+
+   private:
+    template <typename Values>
+    __device__ __forceinline__ __nv_bfloat16* stage(Values values) {
         __nv_bfloat16* buffer = s.staging[group][sent % BUFFERS];
         if (sent++ >= BUFFERS) {  // its former content must have left
             if (storing()) tma_store_wait_read<BUFFERS - 1>();
@@ -195,9 +228,7 @@ struct Outbox {
             const uint2 left = values(j), right = values(j + 1);
             store_matrices(smem(buffer) + r * 128 + (((j + lane / 16) ^ r % 8) << 4), left.x, left.y, right.x, right.y);
         }
-        fence_proxy_shared();
-        barrier();
-        if (storing()) tma_store(map, buffer, column, row);
+        return buffer;
     }
 };
 
@@ -248,8 +279,8 @@ __device__ __forceinline__ float2 scales(const float* of, int row, int rows) {
 }
 
 // Hidden rows, and their pre-activations if they are kept: 64 columns from `first` on.
-template <Mode MODE, typename PairOf, typename Hidden, typename Pack>
-__device__ __forceinline__ void store_hidden(const Params& p, Outbox& out, const Tile& tile, int row, int first, PairOf pair, Hidden hidden, Pack packed) {
+template <Mode MODE, bool RANKS, typename PairOf, typename Hidden, typename Pack>
+__device__ __forceinline__ void store_hidden(const Params& p, Outbox<RANKS>& out, const Tile& tile, int row, int first, PairOf pair, Hidden hidden, Pack packed) {
     if (first >= inner_of(p, tile)) return;  // the last tile may be half empty
     const bool shared = is_shared(p, tile);
     out.store(shared ? &p.shared_hidden : &p.hidden, row, first, [&](int j) { return packed(hidden(pair(j))); });
@@ -260,13 +291,13 @@ __device__ __forceinline__ void store_hidden(const Params& p, Outbox& out, const
 
 // The first layer's outputs of 64 rows and half (0 or 1) of the tile's columns: 64 accumulators from AT on. They become
 // pre-activations in place, since there are no registers for both.
-template <Mode MODE, int AT, int N>
-__device__ __forceinline__ void store_up(const Params& p, Outbox& out, const Tile& tile, float (&sum)[N], int unit, int half) {
+template <Mode MODE, bool RANKS, int AT, int N>
+__device__ __forceinline__ void store_up(const Params& p, Outbox<RANKS>& out, const Tile& tile, float (&sum)[N], int unit, int half) {
     const int row = tile.row + unit * UNIT, first = tile.column * 128 + half * 64;
     auto as_it_is = [](const Quad& x) { return x.packed(); };
     auto blocks = [&](int j) { return Pair{quad(sum, AT + j * 4), quad(sum, AT + 32 + j * 4)}; };
     if (MODE != GENERAL || is_shared(p, tile)) {
-        store_hidden<MODE>(p, out, tile, row, first, blocks, [](const Pair& pair) { return pair.map(swiglu); }, as_it_is);
+        store_hidden<MODE, RANKS>(p, out, tile, row, first, blocks, [](const Pair& pair) { return pair.map(swiglu); }, as_it_is);
         return;
     }
     const float2 one = make_float2(1.0f, 1.0f), weight = p.weight_on == ON_OUTPUT ? one : scales(p.row_weight, row, INT_MAX);
@@ -286,7 +317,7 @@ __device__ __forceinline__ void store_up(const Params& p, Outbox& out, const Til
                 scale_and_shift(sum, AT + part * 32 + j * 4, before, bias[column], bias[column + 1]);
             }
             auto pair = [&](int j) { return Pair{{}, quad(sum, AT + part * 32 + j * 4)}; };
-            store_hidden<MODE>(p, out, tile, row, begin + part * 64, pair, ungated, as_it_is);
+            store_hidden<MODE, RANKS>(p, out, tile, row, begin + part * 64, pair, ungated, as_it_is);
         }
         return;
     }
@@ -299,7 +330,7 @@ __device__ __forceinline__ void store_up(const Params& p, Outbox& out, const Til
             scale_and_shift(sum, AT + j * 4, before, gate_bias[column], gate_bias[column + 1]);
             scale_and_shift(sum, AT + 32 + j * 4, before, up_bias[column], up_bias[column + 1]);
         }
-        store_hidden<MODE>(p, out, tile, row, first, blocks, hidden, as_it_is);
+        store_hidden<MODE, RANKS>(p, out, tile, row, first, blocks, hidden, as_it_is);
         return;
     }
 #pragma unroll
@@ -308,12 +339,12 @@ __device__ __forceinline__ void store_up(const Params& p, Outbox& out, const Til
         const Quad left = quad(sum, AT + j * 8), right = quad(sum, AT + j * 8 + 4);
         return Pair{{left.a, right.a, left.c, right.c}, {left.b, right.b, left.d, right.d}};
     };
-    store_hidden<MODE>(p, out, tile, row, first, pair, hidden, reordered);
+    store_hidden<MODE, RANKS>(p, out, tile, row, first, pair, hidden, reordered);
 }
 
 // The same of the second layer: 128 columns.
-template <Mode MODE, int AT, int N>
-__device__ __forceinline__ void store_down(const Params& p, Outbox& out, const Tile& tile, float (&sum)[N], int unit, int half) {
+template <Mode MODE, bool RANKS, int AT, int N>
+__device__ __forceinline__ void store_down(const Params& p, Outbox<RANKS>& out, const Tile& tile, float (&sum)[N], int unit, int half) {
     const bool shared = is_shared(p, tile);
     const int row = tile.row + unit * UNIT, to = row + (shared ? p.shared_row : 0), begin = tile.column * TILE_N + half * 128;
     const float2 one = make_float2(1.0f, 1.0f), scale = MODE == GENERAL && shared && p.sigmoid ? scales(p.shared_scale, row, p.tokens) : one;
@@ -327,21 +358,25 @@ __device__ __forceinline__ void store_down(const Params& p, Outbox& out, const T
             const int column = part * 64 + j * 8;
             if (MODE == GENERAL) scale_and_shift(sum, AT + part * 32 + j * 4, scale, bias[column], bias[column + 1]);
         }
-        out.store(&p.slots, to, begin + part * 64, [&](int j) { return quad(sum, AT + part * 32 + j * 4).packed(); });
+        auto values = [&](int j) { return quad(sum, AT + part * 32 + j * 4).packed(); };
+        if (RANKS && !shared)
+            out.scatter(row, begin + part * 64, values);
+        else
+            out.store(&p.slots, to, begin + part * 64, values);
     }
 }
 
-template <Mode MODE, int AT, int N>
-__device__ __forceinline__ void store_block(const Params& p, Outbox& out, const Tile& tile, float (&sum)[N], int unit, int half) {
+template <Mode MODE, bool RANKS, int AT, int N>
+__device__ __forceinline__ void store_block(const Params& p, Outbox<RANKS>& out, const Tile& tile, float (&sum)[N], int unit, int half) {
     if (tile.phase == UP)
-        store_up<MODE, AT>(p, out, tile, sum, unit, half);
+        store_up<MODE, RANKS, AT>(p, out, tile, sum, unit, half);
     else
-        store_down<MODE, AT>(p, out, tile, sum, unit, half);
+        store_down<MODE, RANKS, AT>(p, out, tile, sum, unit, half);
 }
 
 // The products of rows `unit` of the tile with its columns from 64 * `column` on: 2 N of them.
-template <bool N_MAJOR, int N>
-__device__ __forceinline__ void multiply(const Params& p, Shared& s, Ring& ring, Outbox& out, const Tile& tile, int unit, int column, float (&sum)[N]) {
+template <bool N_MAJOR, bool RANKS, int N>
+__device__ __forceinline__ void multiply(const Params& p, Shared& s, Ring& ring, Outbox<RANKS>& out, const Tile& tile, int unit, int column, float (&sum)[N]) {
     constexpr int NEXT_K = N_MAJOR ? 2048 >> 4 : 32 >> 4;  // 16 k on, in the descriptor's units
 #pragma unroll
     for (float& x : sum) x = 0;
@@ -362,49 +397,59 @@ __device__ __forceinline__ void multiply(const Params& p, Shared& s, Ring& ring,
     }
 }
 
-template <Mode MODE, int N>
-__device__ __forceinline__ void run_tile(const Params& p, Shared& s, Ring& ring, Outbox& out, const Tile& tile, Tracer& trace) {
+template <Mode MODE, bool RANKS, int N>
+__device__ __forceinline__ void run_tile(const Params& p, Shared& s, Ring& ring, Outbox<RANKS>& out, const Tile& tile, Tracer& trace) {
     float sum[N];  // 128: our own unit of rows, all columns; 64: the only unit, our half of the columns
     const int unit = N == 128 ? out.group : 0, half = N == 128 ? 0 : out.group;
     if (is_n_major(p, tile))
-        multiply<true>(p, s, ring, out, tile, unit, half * 2, sum);
+        multiply<true, RANKS>(p, s, ring, out, tile, unit, half * 2, sum);
     else
-        multiply<false>(p, s, ring, out, tile, unit, half * 2, sum);
+        multiply<false, RANKS>(p, s, ring, out, tile, unit, half * 2, sum);
     if (threadIdx.x == 128) trace(TILE_MULTIPLIED, tile.phase);
     out.announce();  // nothing is left to announce unless the tile had one step; the buffers are free
     out.sent = 0;
     out.barrier();
-    store_block<MODE, 0>(p, out, tile, sum, unit, half);
-    if constexpr (N == 128) store_block<MODE, 64>(p, out, tile, sum, unit, 1);
+    store_block<MODE, RANKS, 0>(p, out, tile, sum, unit, half);
+    if constexpr (N == 128) store_block<MODE, RANKS, 64>(p, out, tile, sum, unit, 1);
 }
 
-template <Mode MODE>
+template <Mode MODE, bool RANKS>
 __device__ __forceinline__ void run_tiles(const Params& p, Shared& s, int group, Tracer& trace) {
     const bool tracing = threadIdx.x == 128;
     Ring ring;
-    Outbox out{p, s, group};
+    Outbox<RANKS> out{p, s, group};
     for (int parity = 0;;) {
         const Tile tile = take_tile(p, s, parity);
         // From here on we may wait for other blocks, so what they wait for must be announced.
-        if (tile.phase != UP && out.pending != Outbox::SLOT_OUTPUTS) out.announce();
+        if (tile.phase != UP && out.pending != Outbox<RANKS>::SLOT_OUTPUTS) out.announce();
         if (tile.phase == END) break;
         if (tracing) trace(TILE_BEGIN, tile.phase);
         if (tile.units == 2)
-            run_tile<MODE, 128>(p, s, ring, out, tile, trace);
+            run_tile<MODE, RANKS, 128>(p, s, ring, out, tile, trace);
         else
-            run_tile<MODE, 64>(p, s, ring, out, tile, trace);
-        if (out.storing()) out.pending = tile.phase == UP ? tile.flag : Outbox::SLOT_OUTPUTS;
+            run_tile<MODE, RANKS, 64>(p, s, ring, out, tile, trace);
+        if (out.storing()) out.pending = tile.phase == UP ? tile.flag : RANKS ? Outbox<RANKS>::NOBODY : Outbox<RANKS>::SLOT_OUTPUTS;
         if (tracing) trace(TILE_STORED, tile.phase);
     }
     out.announce();
-    if (out.storing()) wait_count(p, p.state + 2, CONSUMERS * (s.tile_begin[p.experts] + shared_row_tiles(p)) * columns_of(p, DOWN, false), SLOTS);
+    if (RANKS) {
+        __threadfence_system();
+        out.barrier();
+        if (out.storing()) raise(p.state + 2);
+    }
+    if (out.storing()) {
+        const int tiles = (s.tile_begin[p.experts] + shared_row_tiles(p)) * columns_of(p, DOWN, false);
+        wait_count(p, p.state + 2, CONSUMERS * (RANKS ? blocks_of(p) : tiles), SLOTS);
+        if (RANKS && block_of(p) == 0 && group == 0) tell_ranks(p, OUTPUTS, s.epoch);
+        if (RANKS) wait_for_ranks(p, OUTPUTS, s.epoch);
+    }
     out.barrier();
     if (tracing) trace(ALL_STORED);
-    combine(p, blockIdx.x * 4 * CONSUMERS + threadIdx.x / 32 - 4, gridDim.x * 4 * CONSUMERS);
+    combine(p, block_of(p) * 4 * CONSUMERS + threadIdx.x / 32 - 4, blocks_of(p) * 4 * CONSUMERS);
     if (tracing) trace(COMBINED);
 }
 
-template <Mode MODE>
+template <Mode MODE, bool RANKS>
 __device__ __forceinline__ void forward(const Params& p) {
     extern __shared__ __align__(1024) uint8_t memory[];  // swizzles count from multiples of 1024
     Shared& s = *reinterpret_cast<Shared*>(memory);
@@ -425,7 +470,7 @@ __device__ __forceinline__ void forward(const Params& p) {
     if (warp < 4) {
         registers_down<PRODUCER_REGISTERS>();
         if (warp >= 2)
-            gather_rows(p, s, warp - 2);
+            gather_rows<RANKS>(p, s, warp - 2);
         else if (threadIdx.x % 32 == 0) {
             if (warp == 0)
                 load_tiles(p, s);
@@ -434,16 +479,28 @@ __device__ __forceinline__ void forward(const Params& p) {
         }
     } else {
         registers_up<CONSUMER_REGISTERS>();
-        run_tiles<MODE>(p, s, warp / 4 - 1, trace);
+        run_tiles<MODE, RANKS>(p, s, warp / 4 - 1, trace);
     }
 }
 
 }  // namespace mokfx
 
-#define MOKFX_ENTRY(name, mode)                                                                                     \
+#define MOKFX_ENTRY(name, mode, ranks)                                                                              \
     extern "C" __global__ void __launch_bounds__(mokfx::THREADS, 1) name(const __grid_constant__ mokfx::Params p) { \
-        mokfx::forward<mokfx::mode>(p);                                                                             \
+        mokfx::forward<mokfx::mode, ranks>(p);                                                                      \
     }
-MOKFX_ENTRY(mok_forward, PLAIN)
-MOKFX_ENTRY(mok_forward_saving, SAVING)
-MOKFX_ENTRY(mok_forward_general, GENERAL)
+MOKFX_ENTRY(mok_forward, PLAIN, false)
+MOKFX_ENTRY(mok_forward_saving, SAVING, false)
+MOKFX_ENTRY(mok_forward_general, GENERAL, false)
+MOKFX_ENTRY(mok_forward_ranks, PLAIN, true)
+MOKFX_ENTRY(mok_forward_ranks_saving, SAVING, true)
+MOKFX_ENTRY(mok_forward_ranks_general, GENERAL, true)
+
+// Several ranks on one GPU, for tests of R up to 8: blocks take turns.
+struct VirtualRanks {
+    mokfx::Params rank[mokfx::MAX_RANKS];
+};
+extern "C" __global__ void __launch_bounds__(mokfx::THREADS, 1) mok_forward_virtual_general(const __grid_constant__ VirtualRanks all) {
+    const int rank = blockIdx.x & ((1 << all.rank[0].virtual_shift) - 1);
+    mokfx::forward<mokfx::GENERAL, true>(all.rank[rank]);
+}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .activation import NO_BIASES, SWIGLU, Activation, Biases, packed
-from .driver import MAP_BYTES, THREADS, Params, kernel, launch, tensor_map
-from .weights import BLOCKS, FirstLayer, Matrices, map_table
+from .activation import packed
+from .driver import MAP_BYTES, MAX_RANKS, Params, kernel, launch, tensor_map
+from .exchange import Ranks
+from .layer import Layer
+from .weights import map_table
+from .workspace import UNIT, Workspace
 
-UNIT, TILE_ROWS, MAX_EXPERTS, MAX_CHOICES, MAX_UNITS = 64, 128, 512, 32, 2**16 - 1  # as in layout.cuh and combine.cuh
+MAX_EXPERTS, MAX_CHOICES, MAX_UNITS = 512, 32, 2**16 - 1  # as in layout.cuh and combine.cuh
 WEIGHT_ON = ("output", "hidden", "input")  # as in layout.cuh
 NO_CAPACITY = 2**31 - 1
 WEIGHT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
@@ -53,6 +55,9 @@ REASONS = {
     6: "the announced tile was never read",
     7: "rows of hidden were not finished by other blocks ({2} had been)",
     8: "slot outputs were not finished by other blocks ({2} had been)",
+    9: "rank {2} did not send its expert ids",
+    10: "rank {2} did not send its rows of x",
+    11: "rank {2} did not finish its slot outputs",
 }
 
 
@@ -67,80 +72,6 @@ def fault() -> str | None:
 @functools.cache
 def _blocks(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@dataclass(frozen=True)
-class SharedExpert:
-    """SwiGLU of its own width for every token: [H, S], [H, S] and [S, H]; `sigmoid` [H, 1] or None."""
-
-    gate: Matrices
-    up: Matrices
-    down: Matrices
-    sigmoid: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer's networks and settings, as the kernel takes them."""
-
-    first: FirstLayer
-    down: Matrices
-    act: Activation = SWIGLU
-    bias: Biases = NO_BIASES
-    shared: SharedExpert | None = None
-    weight_on: str = "output"
-    capacity: int | None = None
-    by_choice: bool = False
-
-    @property
-    def inner(self) -> int:
-        """I."""
-        return self.down.rows
-
-    @property
-    def shared_inner(self) -> int:
-        """Width of the shared expert, 0 if there is none."""
-        return self.shared.down.rows if self.shared else 0
-
-    @property
-    def plain(self) -> bool:
-        """SwiGLU without biases, for which there are kernels of their own."""
-        sigmoid = self.shared is not None and self.shared.sigmoid is not None
-        special = self.bias.present or sigmoid or self.weight_on != "output" or self.first.kind != BLOCKS
-        return self.act == SWIGLU and not special
-
-
-def rows_of(slots: int, experts: int) -> int:
-    """The most rows that any routing can pad `slots` slots to: whole units for each expert."""
-    return (slots // UNIT + experts) * UNIT
-
-
-class Workspace:
-    """Buffers of one call, cut from one allocation of torch's allocator, which knows streams and graphs."""
-
-    def __init__(self, tokens: int, choices: int, width: int, layer: Layer, chunks: int, device: torch.device) -> None:
-        slots, experts = tokens * choices, layer.down.experts
-        self.rows = rows_of(slots, experts)
-        self.shared_rows = -(-tokens // UNIT) * UNIT if layer.shared else 0
-        self.flags = slots // UNIT + experts  # of the routed experts' row tiles; the shared expert's come after
-        shared_flags = -(-tokens // TILE_ROWS) if layer.shared else 0
-        parts = {
-            "hidden": self.rows * layer.inner * 2,
-            "shared_hidden": self.shared_rows * layer.shared_inner * 2,
-            "slot_outputs": (self.rows + self.shared_rows) * width * 2,
-            "row_token": self.rows * 4,
-            "row_weight": self.rows * 4,
-            "slot_row": slots * 4,
-            "shared_scale": tokens * 4,
-            "histogram": chunks * experts * 4,
-            "ready": (self.flags + shared_flags) * 4,
-        }
-        ends, total = {}, 0
-        for name, size in parts.items():
-            ends[name] = total
-            total += -(-size // 256) * 256
-        self.memory = torch.empty(total, dtype=torch.uint8, device=device)
-        self.address = {name: self.memory.data_ptr() + at for name, at in ends.items()}
 
 
 def forward(
@@ -159,29 +90,52 @@ def forward(
     without a gate, of x's dtype, filled with the pre-activations of `rows_of` sorted rows (gate, up).
     `trace`: int64 [blocks, TRACE_EVENTS, 2], filled by a build of its own.
     """
-    tokens, width = x.shape
-    y = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
-    choices = topk_ids.shape[1]
-    slots = tokens * choices
-    if slots == 0:
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if topk_ids.numel() == 0:
         return y.zero_()
-    device = x.device.index or 0
-    blocks = _blocks(device)
-    chunk = -(-slots // (blocks * THREADS)) * THREADS  # what each block counts: whole rounds of its threads
-    chunks = -(-slots // chunk)
-    work = Workspace(tokens, choices, width, layer, chunks, x.device)
+    blocks = _blocks(x.device.index or 0)
+    params, _memory = arguments(y, x, topk_ids, topk_weights, layer, blocks, saved, timeout)
+    if trace is not None:
+        params.trace = trace.data_ptr()
+    name = "mok_forward" + variant(layer, saved)
+    options = ("MOKFX_TRACE",) if trace is not None else ()
     stream = torch.cuda.current_stream(x.device).cuda_stream
-    state = _state(x.device, stream)
+    launch(kernel(x.device.index or 0, name, options), blocks, params, stream)
+    return y
+
+
+def variant(layer: Layer, saved: Tensor | None) -> str:
+    """Which build of a kernel runs the layer: the end of its name."""
+    if not layer.plain:
+        return "_general"
+    return "" if saved is None else "_saving"
+
+
+def arguments(
+    y: Tensor,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    layer: Layer,
+    blocks: int,
+    saved: Tensor | None,
+    timeout: float,
+    ranks: Ranks | None = None,
+) -> tuple[Params, Workspace]:
+    """The kernel's argument for `blocks` blocks, and the memory that it names; the launch may outlive neither."""
+    tokens, width = x.shape
+    work = Workspace(tokens, topk_ids.shape[1], width, layer, blocks, x.device, ranks)
     gate, up, down = layer.first.gate, layer.first.up, layer.down
     listed = map_table(x.device, gate, up, down) if gate.listed or up.listed or down.listed else None
-    shared = layer.shared
-    sigmoid = shared.sigmoid if shared else None
+    sigmoid = layer.shared.sigmoid if layer.shared else None
     params = Params(
         x=x.data_ptr(),
         ids=topk_ids.data_ptr(),
         weights=topk_weights.data_ptr(),
         y=y.data_ptr(),
-        slot_outputs=work.address["slot_outputs"],
+        slot_outputs=work.address["slots"],
+        shared_outputs=work.address["slots"] + work.output_rows * width * 2,
+        gathered=x.data_ptr(),
         sigmoid=sigmoid.data_ptr() if sigmoid is not None else None,
         shared_scale=work.address["shared_scale"],
         row_weight=work.address["row_weight"] if layer.weight_on != "output" else None,
@@ -189,23 +143,23 @@ def forward(
         slot_row=work.address["slot_row"],
         histogram=work.address["histogram"],
         ready=work.address["ready"],
-        state=state.data_ptr(),
+        state=ranks.state if ranks else _state(x.device, torch.cuda.current_stream(x.device).cuda_stream).data_ptr(),
         fault=fault_record().data_ptr(),
-        trace=trace.data_ptr() if trace is not None else None,
         listed=listed.data_ptr() if listed is not None else None,
         x_stride=x.stride(0),
+        gathered_stride=x.stride(0),
         sigmoid_stride=sigmoid.stride(0) if sigmoid is not None else 0,
         tokens=tokens,
-        choices=choices,
+        choices=topk_ids.shape[1],
         experts=down.experts,
         width=width,
         inner=layer.inner,
-        chunk=chunk,
-        chunks=chunks,
+        chunk=work.chunk,
+        chunks=work.chunks,
         shared_inner=layer.shared_inner,
-        shared_row=work.rows,
+        shared_row=work.output_rows,
         shared_flag=work.flags,
-        n_major=_n_major(layer),
+        n_major=layer.n_major,
         first_layer=layer.first.kind,
         curve=layer.act.curve,
         weight_on=WEIGHT_ON.index(layer.weight_on),
@@ -223,27 +177,38 @@ def forward(
         offset=layer.act.offset,
         patience=max(1, round(timeout / TICK)) + 1,
     )
-    outputs = tensor_map(work.address["slot_outputs"], (width, work.rows + work.shared_rows), (width,))
-    maps = {"hidden": tensor_map(work.address["hidden"], (layer.inner, work.rows), (layer.inner,)), "slots": outputs}
-    if listed is None:
-        maps |= {"gate": gate.map(), "up": up.map(), "down": down.map()}
+    if ranks:
+        _set_ranks(params, ranks, work, width)
+    for name, one in _maps(layer, width, work, saved, listed is None).items():
+        ctypes.memmove(ctypes.addressof(params) + getattr(Params, name).offset, one, MAP_BYTES)
+    return params, work
+
+
+def _set_ranks(params: Params, ranks: Ranks, work: Workspace, width: int) -> None:
+    own, areas = ranks.memory[ranks.rank], ranks.areas
+    params.rank, params.ranks, params.most_tokens = ranks.rank, ranks.count, areas.tokens
+    params.memory = (ctypes.c_void_p * MAX_RANKS)(*ranks.memory)
+    params.ids_at, params.weights_at = areas.ids, areas.weights
+    params.rows_at, params.outputs_at = areas.rows, areas.outputs
+    params.row_place = work.address["row_place"]
+    params.gathered, params.gathered_stride = own + areas.rows, width
+    params.slot_outputs = own + areas.outputs
+    params.virtual_shift = (ranks.count - 1).bit_length() if ranks.virtual else 0
+
+
+def _maps(layer: Layer, width: int, work: Workspace, saved: Tensor | None, stacked: bool) -> dict[str, bytes]:
+    """The TMA maps by their names in Params; those of listed weights are in a table of their own."""
+    rows, shared = max(work.output_rows + work.shared_rows, UNIT), layer.shared
+    maps = {
+        "hidden": tensor_map(work.address["hidden"], (layer.inner, work.rows), (layer.inner,)),
+        "slots": tensor_map(work.address["slots"], (width, rows), (width,)),
+    }
+    if stacked:
+        maps |= {"gate": layer.first.gate.map(), "up": layer.first.up.map(), "down": layer.down.map()}
     if shared:
         maps |= {"shared_gate": shared.gate.map(), "shared_up": shared.up.map(), "shared_down": shared.down.map()}
-        rows = work.shared_rows, layer.shared_inner
-        maps["shared_hidden"] = tensor_map(work.address["shared_hidden"], rows[::-1], rows[1:])
+        size = layer.shared_inner, max(work.shared_rows, UNIT)
+        maps["shared_hidden"] = tensor_map(work.address["shared_hidden"], size, size[:1])
     if saved is not None:
         maps["saved"] = tensor_map(saved.data_ptr(), (layer.inner, saved.shape[0] * saved.shape[1]), (layer.inner,))
-    for name, one in maps.items():
-        ctypes.memmove(ctypes.addressof(params) + getattr(Params, name).offset, one, MAP_BYTES)
-    general = "" if layer.plain else "_general"
-    name = "mok_forward" + (general or ("" if saved is None else "_saving"))
-    launch(kernel(device, name, ("MOKFX_TRACE",) if trace is not None else ()), blocks, params, stream)
-    return y
-
-
-def _n_major(layer: Layer) -> int:
-    """`n_major` of layout.cuh."""
-    bits = layer.first.gate.n_major | layer.down.n_major << 1
-    if layer.shared:
-        bits |= layer.shared.gate.n_major << 2 | layer.shared.down.n_major << 3
-    return bits
+    return maps

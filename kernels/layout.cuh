@@ -13,6 +13,7 @@ constexpr int BUFFERS = 2;       // 64 x 64 outputs of a warpgroup on their way 
 constexpr int CONSUMERS = 2;     // warpgroups that multiply
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int MAX_EXPERTS = 512;
+constexpr int MAX_RANKS = 8;
 constexpr int RASTER = 20;       // row tiles of an expert that are multiplied side by side, so that its weights leave HBM once
 
 struct Bias {
@@ -43,21 +44,30 @@ struct Params {
     const void* ids;             // [tokens, choices] int32 or int64
     const void* weights;         // [tokens, choices]
     __nv_bfloat16* y;            // [tokens, width]
-    const __nv_bfloat16* slot_outputs;  // what `slots` maps
+    const __nv_bfloat16* slot_outputs;  // what is summed: rows of `slots`, or what other ranks have sent
+    const __nv_bfloat16* shared_outputs;  // [tokens, width] of the shared expert: rows of `slots`
+    const __nv_bfloat16* gathered;  // rows that `row_token` numbers: x, or what ranks have sent, `gathered_stride` elements apart
     const __nv_bfloat16* sigmoid;  // [width], `sigmoid_stride` elements apart, or null: no gate on the shared expert
     float* shared_scale;         // [tokens] sigmoid(x @ sigmoid)
     float* row_weight;           // [rows] the router weight of each sorted row, unless it applies to the output
+    uint8_t* memory[MAX_RANKS];  // of every rank, for the others to write to: flags, and what exchange.cuh says
+    long long ids_at, weights_at, rows_at, outputs_at;  // bytes from there
     int* row_token;              // [rows] the token of each sorted row, -1 for padding
+    __nv_bfloat16** row_place;   // [rows] where its output goes, null for padding; only with ranks
     int* slot_row;               // [tokens * choices] the sorted row of each slot, -1 if it is dropped
     uint32_t* histogram;         // [chunks, experts] slots of each chunk and expert
     uint32_t* ready;             // [row tiles] (warpgroup, column tile) pairs of `hidden` that are in memory
-    uint32_t* state;             // [4], zero before the first launch: grid barrier, next tile, (warpgroup, tile) pairs of `slots` in memory
+    uint32_t* state;             // [4], zero before the first launch: grid barrier, next tile, (warpgroup, tile) pairs of `slots` in
+                                 // memory (with ranks: warpgroups that have sent all), calls made with ranks
     uint32_t* fault;             // [4] in host memory: reason, block, thread, what it found
     uint64_t* trace;             // [blocks, TRACE_EVENTS, 2] or null: time and kind of events
     const TensorMap* listed;     // [3, experts] maps of gate, up, down of each expert, or null: weights are stacked
     Bias gate_bias, up_bias, down_bias;
-    long long x_stride, sigmoid_stride;
-    int tokens, choices, experts, width, inner;
+    long long x_stride, sigmoid_stride, gathered_stride;
+    int tokens, choices, experts, width, inner;  // experts: those of this rank
+    int rank, ranks;             // 0 ranks: only this one
+    int most_tokens;             // what `memory` has room for from each rank
+    int virtual_shift;           // blocks of 2^shift ranks take turns in the grid
     int chunk, chunks;           // slots a block counts and places (a multiple of THREADS), blocks that have some
     int shared_inner;            // width of the shared expert, 0: there is none
     int shared_row, shared_flag; // where its rows begin in `slots`, and its flags in `ready`
@@ -69,9 +79,9 @@ struct Params {
     int weight_kind;             // 0 float32, 1 bfloat16, 2 float16, 3 float64
     uint32_t patience;           // how long any wait may take, in units of 2^32 ns
     float linear, cubic, limit, offset;  // of the activation, see activate.cuh
-    int reserved[8];
+    int reserved[4];
 };
-static_assert(sizeof(Params) == 1600, "kernels/driver.py packs exactly this");
+static_assert(sizeof(Params) == 1728, "kernels/driver.py packs exactly this");
 
 enum Phase : int { UP = 0, DOWN = 1, END = 2 };
 
@@ -92,18 +102,25 @@ struct Shared {
     alignas(1024) __nv_bfloat16 staging[CONSUMERS][BUFFERS][UNIT * 64];
     uint64_t full[STAGES], empty[STAGES], tile_full, tile_empty;
     Tile tile;
+    uint32_t epoch;                        // number of this call, with ranks
     uint16_t unit_begin[MAX_EXPERTS + 1];  // where each expert's rows begin, in units (the host bounds their number)
     uint16_t tile_begin[MAX_EXPERTS + 1];  // where its row tiles begin
 };
 static_assert(sizeof(Shared) <= 232448, "more shared memory than a block can have");
 
+// This block's number among those of its rank, and how many there are.
+__device__ __forceinline__ int block_of(const Params& p) { return blockIdx.x >> p.virtual_shift; }
+__device__ __forceinline__ int blocks_of(const Params& p) { return gridDim.x >> p.virtual_shift; }
+
+constexpr int WARPS = THREADS / 32;
+
 // ---- faults: a wait that outlasts its deadline or an impossible input ends the launch with a record, never a hang
 
-enum Reason : int { ID_OUT_OF_RANGE = 1, GRID_BARRIER, FULL, EMPTY, TILE_FULL, TILE_EMPTY, HIDDEN, SLOTS };
+enum Reason : int { ID_OUT_OF_RANGE = 1, GRID_BARRIER, FULL, EMPTY, TILE_FULL, TILE_EMPTY, HIDDEN, SLOTS, PEER_IDS, PEER_ROWS, PEER_OUTPUTS };
 
-// Kept small, since it is inlined wherever the multiplying warps wait and hold all their registers.
-__device__ __forceinline__ void fault(const Params& p, int reason, uint32_t found) {
-    volatile uint32_t* record = p.fault;
+// A call, so that the warps that wait while they hold all their registers need none for it.
+__device__ __noinline__ void give_up(uint32_t* to, int reason, uint32_t found) {
+    volatile uint32_t* record = to;
     record[1] = blockIdx.x;
     record[2] = threadIdx.x;
     record[3] = found;
@@ -112,6 +129,8 @@ __device__ __forceinline__ void fault(const Params& p, int reason, uint32_t foun
     __nanosleep(100000);  // let the record leave the chip before the trap
     __trap();
 }
+
+__device__ __forceinline__ void fault(const Params& p, int reason, uint32_t found) { give_up(p.fault, reason, found); }
 
 __device__ __forceinline__ void wait(const Params& p, uint64_t* barrier, int parity, int reason) {
     if (try_wait(barrier, parity)) return;
@@ -133,14 +152,14 @@ enum Event : int { STARTED = 1, COUNTED, PLACED, TILE_BEGIN, TILE_MULTIPLIED, TI
 
 struct Tracer {
 #ifdef MOKFX_TRACE
-    uint64_t* next;
-    int left;
-    __device__ explicit Tracer(const Params& p)  // thread 0 writes the first 8 events, thread 128 the others
-        : next(p.trace + (uint64_t(blockIdx.x) * TRACE_EVENTS + (threadIdx.x == 128 ? 8 : 0)) * 2), left(TRACE_EVENTS - 8) {}
+    const Params& p;
+    int used = threadIdx.x == 128 ? 8 : 0;  // thread 0 writes the first 8 events, thread 128 the others
+    __device__ explicit Tracer(const Params& params) : p(params) {}
     __device__ void operator()(int event, int detail = 0) {
-        if (left-- <= 0) return;
-        *next++ = now();
-        *next++ = uint64_t(detail) << 8 | event;
+        if (used == TRACE_EVENTS) return;
+        uint64_t* to = p.trace + (uint64_t(blockIdx.x) * TRACE_EVENTS + used++) * 2;
+        to[0] = now();
+        to[1] = uint64_t(detail) << 8 | event;
     }
 #else
     __device__ explicit Tracer(const Params&) {}

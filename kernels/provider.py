@@ -11,8 +11,10 @@ from torch import Tensor
 
 from . import build
 from .activation import Biases, activation, biases, side_by_side
-from .forward import MAX_CHOICES, MAX_EXPERTS, MAX_UNITS, UNIT, WEIGHT_KINDS, Layer, SharedExpert, forward, rows_of
+from .forward import MAX_CHOICES, MAX_EXPERTS, MAX_UNITS, WEIGHT_KINDS, forward
+from .layer import Layer, SharedExpert
 from .weights import FirstLayer, Matrices, first_layer, matrices
+from .workspace import UNIT, rows_of
 
 if TYPE_CHECKING:  # kernels depends on nothing of mokfx at run time
     from mokfx.ops.arguments import Call
@@ -112,13 +114,13 @@ def run(call: Call, trace: Tensor | None = None) -> Tensor:
 
     Raises RuntimeError for what fake tensors cannot tell: too many tokens, or weights at an odd address.
     """
-    x, weights, layer = _arguments(call)
+    x, weights, layer = arguments(call)
     return forward(x, call.topk_ids.contiguous(), weights, layer, trace=trace)
 
 
 def run_saving(call: Call) -> tuple[Tensor, Tensor]:
     """`mok::moe_forward`: the same, and the pre-activations of `saved_shape`, unset in rows that no slot has."""
-    x, weights, layer = _arguments(call)
+    x, weights, layer = arguments(call)
     saved = x.new_empty(saved_shape(call))
     return forward(x, call.topk_ids.contiguous(), weights, layer, saved=saved), saved
 
@@ -129,7 +131,7 @@ def saved_shape(call: Call) -> tuple[int | torch.SymInt, ...]:
     return gated, rows_of(call.topk_ids.numel(), call.num_experts), call.w_down[0].shape[-2]
 
 
-def _arguments(call: Call) -> tuple[Tensor, Tensor, Layer]:
+def arguments(call: Call) -> tuple[Tensor, Tensor, Layer]:
     """x and the router weights as the kernel reads them, and the layer."""
     if reason := _tokens_reason(call.topk_ids.numel(), call.num_experts):
         raise RuntimeError(f"mok.moe: provider {NAME!r} cannot run this call: {reason}")

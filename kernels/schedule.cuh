@@ -1,15 +1,10 @@
 // The schedule, on the device: count the slots of each expert, lay the experts' rows out one after another, give each
 // slot its row (stable: in the order of slots), and hand out tiles. Integers only, so it is the same from run to run.
 #pragma once
-#include <cuda_fp16.h>
-
-#include <climits>
-
-#include "layout.cuh"
+#include "exchange.cuh"
+#include "inputs.cuh"
 
 namespace mokfx {
-
-constexpr int WARPS = THREADS / 32;
 
 struct Scratch {  // lies where the stages will be
     int total[MAX_EXPERTS], before[MAX_EXPERTS];  // slots of an expert: in all, and in the chunks before this block's
@@ -21,7 +16,7 @@ struct Scratch {  // lies where the stages will be
 __device__ inline void grid_barrier(const Params& p) {
     __syncthreads();
     if (threadIdx.x == 0) {
-        const uint32_t old = add_release(p.state, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
+        const uint32_t old = add_release(p.state, block_of(p) == 0 ? 0x80000000u - (blocks_of(p) - 1) : 1u);
         const uint32_t start = now_coarse();
         while (((load_acquire(p.state) ^ old) & 0x80000000u) == 0)
             if (now_coarse() - start > p.patience) fault(p, GRID_BARRIER, load_acquire(p.state));
@@ -29,19 +24,13 @@ __device__ inline void grid_barrier(const Params& p) {
     __syncthreads();
 }
 
-__device__ __forceinline__ int load_id(const Params& p, int slot) {
-    if (!p.wide_ids) return static_cast<const int*>(p.ids)[slot];
-    const long long id = static_cast<const long long*>(p.ids)[slot];
-    return id == static_cast<int>(id) ? static_cast<int>(id) : INT_MIN;  // never a valid id
-}
+// Slots that are scheduled here: ours, or those of all ranks, which leave out other ranks' experts.
+__device__ __forceinline__ int scheduled_slots(const Params& p) { return p.ranks ? p.ranks * room(p) : p.tokens * p.choices; }
 
-__device__ __forceinline__ float load_weight(const Params& p, int slot) {
-    switch (p.weight_kind) {
-        case 0: return static_cast<const float*>(p.weights)[slot];
-        case 1: return __bfloat162float(static_cast<const __nv_bfloat16*>(p.weights)[slot]);
-        case 2: return __half2float(static_cast<const __half*>(p.weights)[slot]);
-        default: return static_cast<float>(static_cast<const double*>(p.weights)[slot]);
-    }
+__device__ __forceinline__ int load_id(const Params& p, int slot) {
+    if (!p.ranks) return load_own_id(p, slot);
+    const int id = ids_at(p, p.rank)[slot];
+    return id >= 0 && id / p.experts == p.rank ? id % p.experts : -1;
 }
 
 // The i-th slot in the order in which experts take them, which matters if they have a capacity.
@@ -57,19 +46,23 @@ __device__ __forceinline__ int shared_row_tiles(const Params& p) {
 __device__ inline void count_slots(const Params& p, Scratch& s) {
     for (int e = threadIdx.x; e < p.experts; e += THREADS) s.total[e] = 0;
     __syncthreads();
-    const int first = blockIdx.x * p.chunk, last = min(first + p.chunk, p.tokens * p.choices);
+    const int first = block_of(p) * p.chunk, last = min(first + p.chunk, scheduled_slots(p));
+    int wrong = -1;
 #pragma unroll 1
     for (int i = first + threadIdx.x; i < last; i += THREADS) {
         const int id = load_id(p, slot_at(p, i));
-        if (id < -1 || id >= p.experts) fault(p, ID_OUT_OF_RANGE, id);
-        if (id >= 0) atomicAdd(&s.total[id], 1);
+        if (id < -1 || id >= p.experts)
+            wrong = id;
+        else if (id >= 0)
+            atomicAdd(&s.total[id], 1);
     }
+    if (wrong != -1) fault(p, ID_OUT_OF_RANGE, wrong);
     __syncthreads();
-    if (blockIdx.x < p.chunks)
-        for (int e = threadIdx.x; e < p.experts; e += THREADS) p.histogram[blockIdx.x * p.experts + e] = s.total[e];
+    if (block_of(p) < p.chunks)
+        for (int e = threadIdx.x; e < p.experts; e += THREADS) p.histogram[block_of(p) * p.experts + e] = s.total[e];
     const int flags = p.shared_flag + shared_row_tiles(p);
-    for (int i = blockIdx.x * THREADS + threadIdx.x; i < flags; i += gridDim.x * THREADS) p.ready[i] = 0;
-    if (blockIdx.x == 0 && threadIdx.x < 3) p.state[1 + threadIdx.x] = 0;
+    for (int i = block_of(p) * THREADS + threadIdx.x; i < flags; i += blocks_of(p) * THREADS) p.ready[i] = 0;
+    if (block_of(p) == 0 && threadIdx.x < 2) p.state[1 + threadIdx.x] = 0;
 }
 
 // Totals over all chunks, and what lies in the chunks before ours.
@@ -85,7 +78,7 @@ __device__ inline void sum_histogram(const Params& p, Scratch& s) {
         for (int c = i / groups; c < p.chunks; c += parts) {
             const int count = __ldcg(p.histogram + c * p.experts + e);
             total += count;
-            before += c < blockIdx.x ? count : 0;
+            before += c < block_of(p) ? count : 0;
         }
         atomicAdd(&s.total[e], total);
         atomicAdd(&s.before[e], before);
@@ -119,14 +112,15 @@ __device__ inline void lay_out_experts(const Params& p, const Scratch& s, Shared
 }
 
 __device__ inline void place_slots(const Params& p, Scratch& s, const Shared& shared) {
-    for (int e = blockIdx.x; e < p.experts; e += gridDim.x)  // the padding after each expert's rows
+    for (int e = block_of(p); e < p.experts; e += blocks_of(p))  // the padding after each expert's rows
         for (int row = shared.unit_begin[e] * UNIT + s.total[e] + threadIdx.x; row < shared.unit_begin[e + 1] * UNIT; row += THREADS) {
             p.row_token[row] = -1;
+            if (p.ranks) p.row_place[row] = nullptr;
             if (p.row_weight) p.row_weight[row] = 0.0f;
         }
     for (int e = threadIdx.x; e < p.experts; e += THREADS) s.before[e] += shared.unit_begin[e] * UNIT;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int first = blockIdx.x * p.chunk, last = min(first + p.chunk, p.tokens * p.choices);
+    const int first = block_of(p) * p.chunk, last = min(first + p.chunk, scheduled_slots(p));
     for (int base = first; base < last; base += THREADS) {
         for (int i = threadIdx.x; i < WARPS * MAX_EXPERTS; i += THREADS) s.warp[0][i] = 0;
         __syncthreads();
@@ -149,10 +143,11 @@ __device__ inline void place_slots(const Params& p, Scratch& s, const Shared& sh
         if (i < last) {
             int row = id >= 0 ? s.warp[warp][id] + rank : -1;
             if (row >= 0 && row - shared.unit_begin[id] * UNIT >= p.capacity) row = -1;
-            p.slot_row[slot] = row;
+            if (!p.ranks) p.slot_row[slot] = row;
             if (row >= 0) {
                 p.row_token[row] = slot / p.choices;
-                if (p.row_weight) p.row_weight[row] = load_weight(p, slot);
+                if (p.ranks) p.row_place[row] = place_of(p, slot);
+                if (p.row_weight) p.row_weight[row] = p.ranks ? weights_at(p, p.rank)[slot] : load_weight(p, slot);
             }
         }
         __syncthreads();
@@ -162,7 +157,7 @@ __device__ inline void place_slots(const Params& p, Scratch& s, const Shared& sh
 // What the shared expert's output of each token is multiplied by; a warp takes a token.
 __device__ inline void scale_shared(const Params& p) {
     const int lane = threadIdx.x % 32;
-    for (int token = blockIdx.x * WARPS + threadIdx.x / 32; token < p.tokens; token += gridDim.x * WARPS) {
+    for (int token = block_of(p) * WARPS + threadIdx.x / 32; token < p.tokens; token += blocks_of(p) * WARPS) {
         float sum = 0;
         for (int k = lane; k < p.width; k += 32)
             sum = __fmaf_rn(__bfloat162float(p.x[token * p.x_stride + k]), __bfloat162float(p.sigmoid[k * p.sigmoid_stride]), sum);
@@ -174,8 +169,23 @@ __device__ inline void scale_shared(const Params& p) {
 __device__ inline void make_schedule(const Params& p, Shared& shared, Tracer& trace) {
     Scratch& scratch = *reinterpret_cast<Scratch*>(shared.stage);
     static_assert(sizeof(Scratch) <= sizeof(shared.stage));
+    if (p.ranks) {
+        if (threadIdx.x == 0) shared.epoch = __ldcg(p.state + 3) + 1;
+        send_ids(p);
+        __threadfence_system();
+        grid_barrier(p);
+        if (block_of(p) == 0 && threadIdx.x == 0) tell_ranks(p, IDS, shared.epoch);
+        send_rows(p);
+        __threadfence_system();
+        if (threadIdx.x == 0) wait_for_ranks(p, IDS, shared.epoch);
+        __syncthreads();
+    }
     count_slots(p, scratch);
     grid_barrier(p);
+    if (p.ranks && block_of(p) == 0 && threadIdx.x == 0) {
+        tell_ranks(p, ROWS, shared.epoch);
+        p.state[3] = shared.epoch;
+    }
     if (threadIdx.x == 0) trace(COUNTED);
     sum_histogram(p, scratch);
     lay_out_experts(p, scratch, shared);

@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs an H100 or H200", allow_module_level=True)
 
 from mokfx.kernels import forward as hopper
+from mokfx.kernels.layer import Layer
 from mokfx.kernels.weights import FirstLayer, Matrices, first_layer, matrices
 from tests.gpu.moe_case import ROUTINGS, Case, error, make, poison, reference
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.gpu
 def run(case: Case) -> torch.Tensor:
     first, down = first_layer([case.gate], [case.up], "apart"), matrices([case.down])
     assert isinstance(first, FirstLayer) and isinstance(down, Matrices)
-    return hopper.forward(case.x, case.ids, case.weights, hopper.Layer(first, down), timeout=5.0)
+    return hopper.forward(case.x, case.ids, case.weights, Layer(first, down), timeout=5.0)
 
 
 def check(case: Case) -> None:
