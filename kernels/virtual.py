@@ -40,7 +40,7 @@ class VirtualGroup:
         timeout: float = 5.0,
         blocks: int | None = None,
     ) -> list[Tensor]:
-        """`forward` of every rank in one launch: lists by rank. `blocks`: of each rank, at most what there is room for."""
+        """`forward` of every rank in one launch: lists by rank. `blocks`: of each rank, as many as fit if None."""
         ranks, device = len(self.memory), xs[0].device
         most = _blocks(device.index or 0) // ranks
         blocks = most if blocks is None else min(blocks, most)
