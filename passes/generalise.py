@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 from mokfx.passes.terms import (
     Term,
@@ -149,9 +149,15 @@ def _marks(parts: Sequence[Any], index: Term) -> Any:
     return None if None in joined else tuple(joined)
 
 
-@cache
+_stacks: WeakValueDictionary[tuple[Leaf, ...], Stack] = WeakValueDictionary()
+"""One stack for equal leaves, as long as a term reads it."""
+
+
 def _stack(leaves: tuple[Leaf, ...]) -> Stack:
-    return Stack(leaves)
+    known = _stacks.get(leaves)
+    if known is None:
+        known = _stacks[leaves] = Stack(leaves)
+    return known
 
 
 def _shape_of(term: Term) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mokfx.passes.terms import (
+    CONDITIONS,
     ONE,
     Size,
     Term,
@@ -33,8 +34,6 @@ from mokfx.passes.terms import (
     var,
 )
 
-CONDITIONS = frozenset(("delta", "lt", "nonzero"))
-"""Terms that are 0 or 1."""
 INDEXED = frozenset(("delta", "lt", "lin", "choose", "running"))
 """Factors that are read under what the other factors ask."""
 
@@ -240,6 +239,11 @@ def disjoint_over(variable: Term, term: Term) -> bool:
     return False
 
 
+def picks_once(condition: Term) -> bool:
+    """Whether at most one of a token's choices meets a condition."""
+    return condition.op == "delta" and any(a.op == "at" and a.args[0].distinct for a in condition.args)
+
+
 def _wanted(term: Term) -> list[tuple[Term, Term]]:
     """`(v, x)` for each factor that asks an element of data x to be the position or number v."""
     pairs = [f.args for f in factors_of(term) if f.op == "delta"]
@@ -253,22 +257,3 @@ def _other_choice(x: Term, y: Term) -> bool:
     *row, choice = x.args[2:]
     *other_row, other_choice = y.args[2:]
     return row == other_row and differ(choice, other_choice)
-
-
-__all__ = [
-    "CONDITIONS",
-    "Place",
-    "asked_in",
-    "assume",
-    "delta_of_choice",
-    "differ",
-    "disjoint",
-    "disjoint_over",
-    "given",
-    "lt_of_choice",
-    "not_negative",
-    "place_of",
-    "split_choice",
-    "under",
-    "within",
-]

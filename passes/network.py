@@ -9,7 +9,7 @@ import torch
 
 from mokfx.passes.layer import Matrix, Network, Operand
 from mokfx.passes.sums import open_sum
-from mokfx.passes.terms import Size, Term, substitute
+from mokfx.passes.terms import Size, Term, parts_of, substitute, uncast
 from mokfx.passes.value import bind
 from mokfx.passes.written_out import named_activations
 
@@ -40,6 +40,19 @@ class Scope:
     weight_on: str = ""
     casts: set[torch.dtype] | None = None
 
+    def uncast(self, term: Term) -> Term:
+        """A term without the casts around it, which are noted."""
+        while term.op == "cast":
+            if self.casts is not None:
+                self.casts.add(term.args[1])
+            term = term.args[0]
+        return term
+
+    def factors(self, term: Term) -> list[Term]:
+        """The factors of a product, casts aside."""
+        term = self.uncast(term)
+        return [f for part in term.args for f in self.factors(part)] if term.op == "mul" else [term]
+
     def take_input(self, operand: Operand) -> None:
         if self.input is not None and (self.input.leaf, self.input.casts) != (operand.leaf, operand.casts):
             raise NotRecognised("its projections read different inputs", 3)
@@ -49,15 +62,6 @@ class Scope:
         if self.weight is not None and (self.weight_on, self.weight) != (where, operand):
             raise NotRecognised("the router weight is applied more than once", 4)
         self.weight, self.weight_on = operand, where
-
-
-def bare(term: Term, scope: Scope | None = None) -> Term:
-    """A term without the casts around it."""
-    while term.op == "cast":
-        if scope is not None and scope.casts is not None:
-            scope.casts.add(term.args[1])
-        term = term.args[0]
-    return term
 
 
 def expanded(term: Term) -> Term:
@@ -72,14 +76,6 @@ def expanded(term: Term) -> Term:
         mapping.update(bind(axis, where))
     body: Term = substitute(definition.body, mapping)
     return body
-
-
-def factors(term: Term, scope: Scope | None = None) -> list[Term]:
-    """The factors of a product, casts aside."""
-    term = bare(term, scope)
-    if term.op != "mul":
-        return [term]
-    return [f for part in term.args for f in factors(part, scope)]
 
 
 def operand_of(term: Term, away: tuple[object, ...]) -> Operand | None:
@@ -105,22 +101,22 @@ def network(term: Term, hidden: Term, scope: Scope) -> Network:
 
 def _with_bias(term: Term, scope: Scope) -> tuple[Term, Term | None]:
     """Split `sum + bias`."""
-    term = bare(term, scope)
+    term = scope.uncast(term)
     if term.op == "at":
-        term = bare(expanded(term), scope)
+        term = scope.uncast(expanded(term))
     if term.op != "add":
         return term, None
-    parts = [bare(p, scope) for p in term.args]
-    parts = [bare(expanded(p), scope) if _is_product(expanded(p)) else p for p in parts]
+    parts = [scope.uncast(p) for p in term.args]
+    parts = [scope.uncast(expanded(p)) if _is_product(expanded(p)) else p for p in parts]
     products = [p for p in parts if p.op == "sum"]
-    others = [p for p in term.args if bare(p).op == "at" and not _is_product(expanded(bare(p)))]
+    others = [p for p in term.args if uncast(p).op == "at" and not _is_product(expanded(uncast(p)))]
     if len(products) != 1 or len(others) != 1 or len(parts) != 2:
         raise NotRecognised(f"`{describe(term)}` is not a product of a matrix with at most one bias", 2)
     return products[0], others[0]
 
 
 def _is_product(term: Term) -> bool:
-    return bare(term).op == "sum"
+    return uncast(term).op == "sum"
 
 
 def _opened(term: Term) -> tuple[Term, Term]:
@@ -135,7 +131,7 @@ def _matrix_factor(
     """The factor that is an expert's matrix [inner, outer], and the other factors."""
     found: Matrix | None = None
     rest: list[Term] = []
-    for factor in _raw_factors(product):
+    for factor in parts_of(product):
         operand = operand_of(factor, scope.away)
         if operand is not None and found is None and _reads(operand, inner) and _reads(operand, outer):
             found = Matrix(operand, _expert(operand, inner, outer, scope), inner, outer)
@@ -144,16 +140,6 @@ def _matrix_factor(
     if found is None:
         raise NotRecognised("a product has no weight matrix that belongs to the row's expert", 2)
     return found, rest
-
-
-def _raw_factors(term: Term) -> list[Term]:
-    """The factors of a product with each factor's own casts."""
-    if term.op == "mul":
-        return [f for part in term.args for f in _raw_factors(part)]
-    inner = bare(term)
-    if inner.op == "mul" and term is not inner:
-        return [f for part in inner.args for f in _raw_factors(part)]
-    return [term]
 
 
 def _reads(operand: Operand, variable: Term) -> bool:
@@ -236,13 +222,13 @@ def _activation(rest: list[Term], inner: Term, scope: Scope) -> Network:
         if weight is not None:
             scope.take_weight(weight, "hidden")
         else:
-            parts.extend(factors(factor, scope))
+            parts.extend(scope.factors(factor))
     if len(parts) == 1 and parts[0].op == "at":
         opened = expanded(parts[0])
         if opened is not parts[0]:
             return _activation([opened], inner, scope)
-    parts = [bare(expanded(p), scope) if _hides_factor(p) else p for p in parts]
-    parts = named_activations([f for p in parts for f in factors(p, scope)])
+    parts = [scope.uncast(expanded(p)) if _hides_factor(p) else p for p in parts]
+    parts = named_activations([f for p in parts for f in scope.factors(p)])
     for form in (_clamped_swiglu, _gated, _plain):
         found = form(parts, inner, scope)
         if found is not None:
@@ -265,7 +251,7 @@ def _gated(parts: list[Term], inner: Term, scope: Scope) -> Network | None:
     """`act(gate) * up`; silu may be spelled as `gate * sigmoid(gate)`."""
     sigmoids = [p for p in parts if p.op == "sigmoid"]
     if len(parts) == 3 and len(sigmoids) == 1:
-        gate = bare(sigmoids[0].args[0], scope)
+        gate = scope.uncast(sigmoids[0].args[0])
         others = [p for p in parts if p is not sigmoids[0]]
         ups = [p for p in others if p is not gate]
         if len(ups) != 1:
@@ -296,7 +282,7 @@ def _plain(parts: list[Term], inner: Term, scope: Scope) -> Network | None:
     elif len(parts) == 2 and any(p.op == "sigmoid" for p in parts):
         sigmoid = next(p for p in parts if p.op == "sigmoid")
         argument = next(p for p in parts if p is not sigmoid)
-        if bare(sigmoid.args[0], scope) is not argument:
+        if scope.uncast(sigmoid.args[0]) is not argument:
             return None
         name = "silu"
     else:
@@ -312,10 +298,10 @@ def _clamped_swiglu(parts: list[Term], inner: Term, scope: Scope) -> Network | N
     ups = [p for p in parts if p.op == "add"]
     if not (len(parts) == 3 and len(gates) == len(sigmoids) == len(ups) == 1):
         return None
-    scaled = factors(sigmoids[0].args[0], scope)
+    scaled = scope.factors(sigmoids[0].args[0])
     alphas = [f.args[0] for f in scaled if f.op == "const"]
     inside = [f for f in scaled if f.op != "const"]
-    up = [bare(t, scope) for t in ups[0].args if t.op != "const"]
+    up = [scope.uncast(t) for t in ups[0].args if t.op != "const"]
     ones = [t.args[0] for t in ups[0].args if t.op == "const"]
     if inside != [gates[0]] or len(up) != 1 or ones != [1.0] or up[0].op != "clamp":
         return None
@@ -357,13 +343,20 @@ def _columns(matrix: Matrix) -> tuple[Size, Size] | None:
     return None
 
 
+def extent(down: Matrix) -> Size:
+    """An expert's intermediate size."""
+    assert down.inputs is not None
+    return down.inputs.args[1] if down.inputs.op == "var" else 1
+
+
 def describe(term: Term) -> str:
     """A short name for a term in a reason."""
-    term = bare(term)
+    term = uncast(term)
     if term.op == "at":
         return str(term.args[0])
     if term.op in ("mul", "add"):
-        return (" * " if term.op == "mul" else " + ").join(describe(a) for a in term.args)
+        parts = sorted(term.args, key=lambda part: part.op != "const")  # a number is as old as its first use ever
+        return (" * " if term.op == "mul" else " + ").join(map(describe, parts))
     if term.op == "sum":
         return "a matrix product"
     if term.op in ("const", "int"):
@@ -372,4 +365,4 @@ def describe(term: Term) -> str:
 
 
 def describe_product(parts: list[Term]) -> str:
-    return " * ".join(describe(p) for p in parts)
+    return " * ".join(describe(p) for p in sorted(parts, key=lambda part: part.op != "const"))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mokfx.passes.indicators import CONDITIONS, disjoint, disjoint_over
+from mokfx.passes.indicators import disjoint, disjoint_over
 from mokfx.passes.sums import open_sum, total
-from mokfx.passes.terms import Term, add, const, mul, nonzero
+from mokfx.passes.terms import CONDITIONS, Term, add, const, mul, nonzero
 
 
 def presence(term: Term, floating: bool) -> Term | None:

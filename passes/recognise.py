@@ -7,40 +7,34 @@ left is compared with the definition: each index must be this token, this choice
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mokfx.passes.abroad import is_equal
 from mokfx.passes.bijections import Exchange, Sort
 from mokfx.passes.facts import shape_of
 from mokfx.passes.generalise import generalise
 from mokfx.passes.indicators import place_of
-from mokfx.passes.layer import Capacity, Layer, Matrix, Network, Operand
-from mokfx.passes.network import (
-    NotRecognised,
-    Scope,
-    bare,
-    describe,
-    expanded,
-    factors,
-    fuse,
-    network,
-    operand_of,
-)
-from mokfx.passes.sums import open_sum
+from mokfx.passes.layer import Capacity, Layer, Network, Operand
+from mokfx.passes.network import NotRecognised, Scope, describe, expanded, extent, fuse, network, operand_of
+from mokfx.passes.pieces import atoms, first_choice, pieces_of
+from mokfx.passes.shared import accumulated, joined, layer_of, weighted, with_shared
 from mokfx.passes.terms import (
     Size,
     Term,
     add,
+    at,
     bound,
     div,
     integer,
     lin,
     mod,
-    mul,
+    parts_of,
     product,
     radix,
     substitute,
+    subterms,
     terms_of,
+    uncast,
     var,
 )
 from mokfx.passes.value import Leaf, Stack, Value, position, size_of, sizes
@@ -59,18 +53,21 @@ class Refusal:
 def recognise(value: Value) -> Layer | Refusal | None:
     """The layer whose output a fact describes; why it is none; or None for a tensor that is nothing of the kind."""
     body = value.body
-    if body.op == "at" and not body.routed and _layer_of(body) is None:
+    if body.op == "at" and not body.routed and layer_of(body) is None:
         body = expanded(body)  # a composite op may reach its result by views of what it computed
         value = value.with_body(body)
     if len(value.axes) < 2 or body.op not in ("sum", "add", "mul", "cast", "detached", "valid"):
         return None
     if not (body.routed or body.looked_up):
-        return _with_shared(value) or _weighted(value)
-    if not _candidate(bare(body)):
+        return with_shared(value) or weighted(value)
+    if not _candidate(uncast(body)):
         return None
-    accumulated = _accumulated(value)
-    if accumulated is not None:
-        return accumulated
+    added = accumulated(value)
+    routed = None if added is None else recognise(added[0])
+    if added is not None and isinstance(routed, Layer):
+        whole = joined(value, routed, added[1])
+        if whole is not None:
+            return whole
     try:
         return _Recognition(value).layer()
     except NotRecognised as why:
@@ -101,7 +98,7 @@ class _Recognition:
     def layer(self) -> Layer:
         choice, summand, complete = self.over_choices()
         self.choice = choice
-        parts = _factors(summand)
+        parts = parts_of(summand)
         limits = {p for p in parts if p.op == "lt"}
         parts = [p for p in parts if p not in limits]
         _no_leftover(parts)
@@ -124,7 +121,7 @@ class _Recognition:
         if scope.input is None:
             raise NotRecognised("the experts do not read the tokens", 3)
         _check_casts(scope, scope.input)
-        intermediate = _extent(found.down)
+        intermediate = extent(found.down)
         found = fuse(found, intermediate)
         num_experts = num_experts if num_experts is not None else _count_experts(found, ranks)
         self.check_experts(found, num_experts, ranks)
@@ -158,7 +155,7 @@ class _Recognition:
 
     def over_choices(self) -> tuple[Term, Term, bool]:
         """The choice variable and the summand; whether the summand was put together from one for each expert."""
-        pieces = [piece for term in terms_of(bare(self.value.body)) for piece in _pieces(term, self.hidden)]
+        pieces = [piece for term in terms_of(uncast(self.value.body)) for piece in pieces_of(term, self.hidden)]
         variables = {piece.choice.args[1] for piece in pieces if piece.choice.op == "var"}
         if len(variables) > 1:
             raise NotRecognised("its terms sum over different numbers of choices", 1)
@@ -186,7 +183,7 @@ class _Recognition:
     def over_known_choices(self, summands: Sequence[Term]) -> tuple[Term, Term]:
         """A sum that the program writes out choice by choice."""
         choice = var(len(summands))
-        ordered = sorted(summands, key=_first_choice)
+        ordered = sorted(summands, key=first_choice)
         whole = generalise(ordered, choice)
         if whole is None and len(summands) == 2 and not all(s.depth for s in summands):
             return integer(0), add(summands)  # one choice: a product and its bias
@@ -198,7 +195,7 @@ class _Recognition:
         """A sum that the program writes out expert by expert: the summand of the expert that `key` names."""
         ordered = sorted(summands, key=lambda item: item[0])
         experts = [expert for expert, _ in ordered]
-        owners = [t for t in _atoms(key) if t.op == "at"]
+        owners = [t for t in atoms(key) if t.op == "at"]
         if len(owners) == 1 and isinstance(owners[0].args[0], Leaf):
             self.ids = Operand(owners[0].args[0], owners[0].args[2:])
         expected = list(range(len(experts)))
@@ -265,18 +262,8 @@ class _Recognition:
 
     def expert_keys(self, term: Term) -> set[Term]:
         """The expert ids that weights are read at."""
-        found: set[Term] = set()
-        todo, seen = [term], set()
-        while todo:
-            node = todo.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if node.op == "at":
-                for index in node.args[2:]:
-                    found |= {t for t in _atoms(index) if t.op == "at"}
-            todo.extend(a for a in node.args if isinstance(a, Term))
-        return found
+        read = [index for node in subterms(term) if node.op == "at" for index in node.args[2:]]
+        return {t for index in read for t in atoms(index) if t.op == "at"}
 
     def find_ids(self, keys: set[Term]) -> None:
         if len(keys) > 1:
@@ -352,126 +339,6 @@ class _Recognition:
             raise NotRecognised(f"the router chooses among {known} experts, but the layer has {num_experts}", 1)
 
 
-# -- pieces --------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Piece:
-    """A summand over a choice; `expert` and `key` if it counts only where `key == expert`."""
-
-    choice: Term
-    body: Term
-    expert: int | None = None
-    key: Term | None = None
-
-
-def _pieces(term: Term, hidden: Term) -> list[_Piece]:
-    term = bare(term)
-    if term.op == "sum" and _is_choice(term, hidden):
-        choice, body = open_sum(term)
-    else:
-        choice, body = _pulled_out(term)
-    found: list[_Piece] = []
-    for part in _distributed(body):
-        part = _once_per_choice(part, choice)
-        indicators = [f for f in _factors(part) if _indicator(f) is not None]
-        if len(indicators) > 1:
-            raise NotRecognised("a row is selected by more than one condition", 1)
-        if indicators:
-            rest = list(_factors(part))
-            rest.remove(indicators[0])
-            expert, key = _indicator(indicators[0]) or (0, integer(0))
-            found.append(_Piece(choice, mul(rest), expert, key))
-        else:
-            found.append(_Piece(choice, part))
-    return found
-
-
-def _first_choice(term: Term) -> int:
-    """The smallest known number that a summand reads a tensor at, last: its choice."""
-    best = 0
-    todo = [term]
-    while todo:
-        node = todo.pop()
-        if node.op == "at" and len(node.args) > 2 and node.args[-1].op == "int":
-            best = max(best, int(node.args[-1].args[0]))
-        todo.extend(a for a in node.args if isinstance(a, Term))
-    return best
-
-
-def _is_choice(term: Term, hidden: Term) -> bool:
-    """Whether a sum is over a token's choices, and not the inner dimension of the last projection."""
-    variable, body = term.args
-    elements = [bare(f) for f in _factors(body)]
-    # A weight has it as a dimension; what is read at the id of a choice has it inside of an index.
-    return not any(
-        f.op == "at" and hidden in f.free and any(variable in _atoms(index) for index in f.args[2:]) for f in elements
-    )
-
-
-def _pulled_out(term: Term) -> tuple[Term, Term]:
-    """`(sum_j [id_j = e] w_j) * f` as the sum over j that it is."""
-    parts = list(_factors(term))
-    for i, factor in enumerate(parts):
-        inner = bare(factor)
-        if inner.op == "sum" and any(_indicator(f) is not None for f in _factors(inner.args[1])):
-            choice, body = open_sum(inner)
-            return choice, mul([body, *parts[:i], *parts[i + 1 :]])
-    return integer(0), term
-
-
-def _once_per_choice(part: Term, choice: Term) -> Term:
-    """`[id_j = e] * sum_i [id_i = e] w_i` is `[id_j = e] * w_j` where a token's choices differ."""
-    parts = list(_factors(part))
-    wanted = [f for f in parts if _indicator(f) is not None]
-    if not wanted or choice.op != "var":
-        return part
-    for i, factor in enumerate(parts):
-        inner = bare(factor)
-        if inner.op != "sum" or factor in wanted:
-            continue
-        bound_variable, body = inner.args
-        replaced = substitute(body, {bound_variable: choice})
-        if wanted[0] in _factors(replaced) and _distinct(wanted[0]):
-            rest = list(_factors(replaced))
-            rest.remove(wanted[0])
-            return mul([*parts[:i], *rest, *parts[i + 1 :]])
-    return part
-
-
-def _distinct(indicator: Term) -> bool:
-    return any(a.op == "at" and a.args[0].distinct for a in indicator.args)
-
-
-def _distributed(term: Term) -> list[Term]:
-    """A product over a sum of selected rows, multiplied out."""
-    parts = list(_factors(term))
-    for i, factor in enumerate(parts):
-        inner = bare(factor)
-        if inner.op == "add" and any(_indicator(f) is not None for t in inner.args for f in _factors(t)):
-            rest = [*parts[:i], *parts[i + 1 :]]
-            return [p for t in inner.args for p in _distributed(mul([t, *rest]))]
-    return [mul(parts)] if term.op != "mul" else [term]
-
-
-def _indicator(term: Term) -> tuple[int, Term] | None:
-    """`(e, key)` for the indicator that a key is the known expert e."""
-    if term.op != "delta":
-        return None
-    for number, key in (term.args, reversed(term.args)):
-        if number.op == "int" and isinstance(number.args[0], int):
-            return number.args[0], key
-    return None
-
-
-def _factors(term: Term) -> list[Term]:
-    """The factors of a product; casts between factors are looked through, casts of a factor stay with it."""
-    inner = bare(term)
-    if inner.op == "mul":
-        return [f for part in inner.args for f in _factors(part)]
-    return [term]
-
-
 def _constants(parts: list[Term]) -> tuple[float, list[Term]]:
     scale = 1.0
     rest: list[Term] = []
@@ -503,26 +370,9 @@ def _no_leftover(parts: Sequence[Term]) -> None:
             )
 
 
-def _atoms(term: Term) -> list[Term]:
-    if term.op in ("lin",):
-        return [a for t, _ in term.args[1] for a in _atoms(t)]
-    if term.op in ("div", "mod"):
-        return _atoms(term.args[0])
-    return [term]
-
-
 def _exchange_of(term: Term) -> tuple[object, tuple[object, ...]]:
     """The exchange behind which the expert weights are, and the mark that they carry."""
-    marks: set[tuple[object, ...]] = set()
-    todo, seen = [term], set()
-    while todo:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op == "at" and node.args[1]:
-            marks.add(node.args[1])
-        todo.extend(a for a in node.args if isinstance(a, Term))
+    marks = {node.args[1] for node in subterms(term) if node.op == "at" and node.args[1]}
     if not marks:
         return None, ()
     if len(marks) > 1 or any(len(mark) != 1 for mark in marks):
@@ -532,14 +382,7 @@ def _exchange_of(term: Term) -> tuple[object, tuple[object, ...]]:
 
 
 def _element(operand: Operand) -> Term:
-    from mokfx.passes.terms import at
-
     return at(operand.leaf, (), *operand.index)
-
-
-def _extent(down: Matrix) -> Size:
-    assert down.inputs is not None
-    return down.inputs.args[1] if down.inputs.op == "var" else 1
 
 
 def _count_experts(found: Network, ranks: int) -> Size:
@@ -557,133 +400,3 @@ def _check_casts(scope: Scope, x: Operand) -> None:
     for dtype in scope.casts or ():
         if dtype.itemsize < x.dtype.itemsize:
             raise NotRecognised(f"inside the expert values are rounded to {dtype}, coarser than its input {x.dtype}", 3)
-
-
-# -- the shared expert ---------------------------------------------------------------------------------------------
-
-
-def _with_shared(value: Value) -> Layer | None:
-    """An MoE layer's output plus a network of the same tokens."""
-    terms = terms_of(value.body)
-    layers = [t for t in terms if _layer_of(t) is not None]
-    if len(terms) != 2 or len(layers) != 1:
-        return None
-    layer = _layer_of(layers[0])
-    (other,) = [t for t in terms if t is not layers[0]]
-    if layer is None or layer.shared is not None or not _is_there(layers[0], value):
-        return None
-    try:
-        return _Shared(value, layer).extend(other)
-    except NotRecognised:
-        return None
-
-
-def _weighted(value: Value) -> Layer | None:
-    """A layer of one choice without a weight, times a tensor with one number for each token: its weight."""
-    parts = _factors(value.body)
-    layers = [p for p in parts if _layer_of(p) is not None]
-    if len(parts) != 2 or len(layers) != 1:
-        return None
-    layer = _layer_of(layers[0])
-    (other,) = [p for p in parts if p is not layers[0]]
-    weight = operand_of(other, ())
-    if layer is None or layer.weights is not None or layer.shared is not None or layer.top_k != 1:
-        return None
-    if weight is None or not isinstance(weight.leaf, Leaf) or not _is_there(layers[0], value):
-        return None
-    shape = shape_of(weight.leaf.tensor)
-    tokens = [v for axis in value.axes[:-1] for v in axis]
-    token = radix(tokens, sizes(tokens))
-    if product(shape) != product(sizes(tokens)) or radix(weight.index, shape) is not token:
-        return None
-    return replace(layer, weights=weight)
-
-
-def _is_there(term: Term, value: Value) -> bool:
-    """Whether an element of a layer's output is the one of this token and this column."""
-    leaf, _, *rows, column = bare(term).args
-    *shape, width = shape_of(leaf.tensor)
-    tokens = [v for axis in value.axes[:-1] for v in axis]
-    layer = _layer_of(term)
-    assert layer is not None
-    number = product(shape_of(layer.x.leaves[0].tensor)[:-1]) if len(shape) == 1 else product(shape)
-    same = number == product(sizes(tokens)) and width == size_of(value.axes[-1])
-    return same and radix(rows, shape) is radix(tokens, sizes(tokens)) and column is position(value.axes[-1])
-
-
-def _accumulated(value: Value) -> Layer | None:
-    """An MoE layer whose rows are added into a shared expert's output."""
-    terms = terms_of(value.body)
-    given = [t for t in terms if not t.routed and expanded(bare(t)) is not bare(t)]
-    if len(given) != 1 or len(terms) == 1:
-        return None
-    layer = recognise(value.with_body(add(t for t in terms if t is not given[0])))
-    if not isinstance(layer, Layer) or layer.shared is not None:
-        return None
-    try:
-        return _Shared(value, layer).extend(given[0])
-    except NotRecognised:
-        return None
-
-
-def _layer_of(term: Term) -> Layer | None:
-    term = bare(term)
-    layer = getattr(term.args[0], "layer", None) if term.op == "at" else None
-    return layer if isinstance(layer, Layer) else None
-
-
-class _Shared:
-    def __init__(self, value: Value, layer: Layer) -> None:
-        *tokens, hidden = value.axes
-        self.token = radix([v for a in tokens for v in a], [s for a in tokens for s in sizes(a)])
-        self.hidden = position(hidden)
-        self.layer = layer
-
-    def extend(self, term: Term) -> Layer:
-        parts = factors(expanded(bare(term)))
-        gate: Matrix | None = None
-        if len(parts) == 2:
-            sigmoids = [p for p in map(_open, parts) if p.op == "sigmoid"]
-            if len(sigmoids) != 1:
-                raise NotRecognised("not a shared expert")
-            gate = self.sigmoid_gate(sigmoids[0].args[0])
-            parts = [p for p in parts if _open(p).op != "sigmoid"]
-        if len(parts) != 1:
-            raise NotRecognised("not a shared expert")
-        scope = Scope(self.input_operand, lambda term: None, None, (), casts=set())
-        found = network(parts[0], self.hidden, scope)
-        if found.activation != "swiglu" or any((found.gate_bias, found.up_bias, found.down_bias)):
-            raise NotRecognised("not a shared expert")
-        return self.layer.with_shared(fuse(found, _extent(found.down)), gate)
-
-    def sigmoid_gate(self, term: Term) -> Matrix:
-        product = _open(term)
-        if product.op != "sum":
-            raise NotRecognised("not a shared expert")
-        inner, body = open_sum(product)
-        given = _factors(body)
-        operands = [operand_of(factor, ()) for factor in given if self.input_operand(factor) is None]
-        operand = operands[0] if len(given) == 2 and len(operands) == 1 else None
-        if operand is None:
-            raise NotRecognised("not a shared expert")
-        if [i for i in operand.index if i.op != "int"] != [inner]:
-            raise NotRecognised("not a shared expert")  # it must have one column
-        return Matrix(operand, None, inner, integer(0))
-
-    def input_operand(self, term: Term) -> Operand | None:
-        operand = operand_of(term, ())
-        x = self.layer.x
-        if operand is None or operand.casts != x.casts or not isinstance(operand.leaf, Leaf):
-            return None
-        same = operand.leaf is x.leaf or _same_data(operand.leaf, x.leaves[0])
-        *tokens, last = operand.index
-        where = radix(tokens, shape_of(operand.leaf.tensor)[:-1])
-        return operand if same and where is self.token and last.op in ("var", "int") else None
-
-
-def _open(term: Term) -> Term:
-    return bare(expanded(bare(term)))
-
-
-def _same_data(a: Leaf, b: Leaf) -> bool:
-    return a.tensor is b.tensor and a.version == b.version

@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from mokfx.passes.facts import storage_of
 from mokfx.passes.interpret import Found, GraphRun, Tracker
-from mokfx.passes.terms import Term, as_size
+from mokfx.passes.terms import Term, as_size, subterms
 from mokfx.passes.value import Leaf, Stack
 
 
@@ -242,31 +242,12 @@ def _check_kept(region: Region, run: GraphRun, tracker: Tracker, graph: Graph) -
 
 def _counts(term: Term) -> bool:
     """Whether a term holds indicators and counts only."""
-    todo = [term]
-    while todo:
-        node = todo.pop()
-        if (
-            node.op == "at"
-            and not isinstance(node.args[0], Stack)
-            and node.args[0].definition is None
-            and node.looked_up
-        ):
-            return False
-        todo.extend(a for a in node.args if isinstance(a, Term))
-    return term.depth <= 1
+    elements = [node for node in subterms(term) if node.op == "at" and not isinstance(node.args[0], Stack)]
+    return term.depth <= 1 and all(node.args[0].definition is not None or not node.looked_up for node in elements)
 
 
 def _reads(term: Term, leaves: set[int]) -> bool:
-    todo, seen = [term], set()
-    while todo:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op == "at" and id(node.args[0]) in leaves:
-            return True
-        todo.extend(a for a in node.args if isinstance(a, Term))
-    return False
+    return any(node.op == "at" and id(node.args[0]) in leaves for node in subterms(term))
 
 
 def _check_changes(region: Region, needs: Dependencies) -> None:

@@ -27,9 +27,7 @@ log = logging.getLogger(__name__)
 ProviderCheck = Callable[..., str | None]
 
 
-def rewrite(
-    module: GraphModule, provider_check: ProviderCheck | None = None, watch: Watch | None = None
-) -> Outcome:
+def rewrite(module: GraphModule, provider_check: ProviderCheck | None = None, watch: Watch | None = None) -> Outcome:
     """Rewrite a Dynamo graph in place, and the graphs nested in it.
 
     Args:

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mokfx.passes.facts import Facts
-from mokfx.passes.indicators import CONDITIONS
+from mokfx.passes.indicators import picks_once
 from mokfx.passes.queues import FlatPlace, flat_place
+from mokfx.passes.sums import total
 from mokfx.passes.terms import (
+    CONDITIONS,
     ONE,
     ZERO,
     Size,
@@ -17,7 +19,6 @@ from mokfx.passes.terms import (
     add,
     at_most,
     bound,
-    children_of,
     const,
     count,
     delta,
@@ -35,6 +36,7 @@ from mokfx.passes.terms import (
     seg,
     start,
     substitute,
+    subterms,
     swap,
     terms_of,
     valid,
@@ -200,7 +202,7 @@ def scatter(
         if not accumulate:
             return None
         solution.residual.append(_all_rows(variable, source.body, solution))
-    if once and solution.residual and not any(_picks_once(c) for c in solution.conditions):
+    if once and solution.residual and not any(picks_once(c) for c in solution.conditions):
         return None
     body = mul([substitute(source.body, solution.mapping), *solution.conditions])
     if filled is not None:
@@ -210,8 +212,6 @@ def scatter(
     renamed = {old: new for a, b in zip(base.axes, axes, strict=True) for old, new in zip(a, b, strict=True)}
     before = substitute(base.body, renamed)
     if accumulate:
-        from mokfx.passes.sums import total
-
         for variable in solution.residual:
             body = total(variable, body)
         return Value(axes, add([before, body]))
@@ -246,27 +246,11 @@ def _all_rows(variable: Term, body: Term, into: Solution) -> Term:
     """A variable that no index mentions: all its rows meet in one target, counted in the order before sorting."""
     other = var(variable.args[1])
     for bijection in body.perms:
-        if perm(bijection, False, variable) in _subterms(body) and bijection.limit(False) == variable.args[1]:
+        if perm(bijection, False, variable) in subterms(body) and bijection.limit(False) == variable.args[1]:
             into.mapping[variable] = perm(bijection, True, other)
             return other
     into.mapping[variable] = other
     return other
-
-
-def _subterms(term: Term) -> set[Term]:
-    seen: set[Term] = set()
-    todo = [term]
-    while todo:
-        node = todo.pop()
-        if node not in seen:
-            seen.add(node)
-            todo.extend(children_of(node))
-    return seen
-
-
-def _picks_once(condition: Term) -> bool:
-    """Whether at most one of a token's choices meets a condition."""
-    return condition.op == "delta" and any(a.op == "at" and a.args[0].distinct for a in condition.args)
 
 
 def overwrite(before: Term, condition: Term, after: Term) -> Term:

@@ -7,11 +7,12 @@ import math
 import torch
 
 from mokfx.passes.facts import EMPTY
-from mokfx.passes.indicators import CONDITIONS, not_negative
+from mokfx.passes.indicators import not_negative
 from mokfx.passes.presence import presence
 from mokfx.passes.rules.table import Call, rule
 from mokfx.passes.sums import open_sum, total
 from mokfx.passes.terms import (
+    CONDITIONS,
     ONE,
     Size,
     Term,
@@ -33,7 +34,7 @@ from mokfx.passes.terms import (
     mul,
     valid,
 )
-from mokfx.passes.value import Leaf, Value, align, leaf_value
+from mokfx.passes.value import Leaf, Value, align, axis_of, leaf_value, position
 
 INDEX = frozenset(
     ["var", "int", "lin", "div", "mod", "perm", "swap", "seg", "count", "start", "running", "choose", "size", "at"]
@@ -341,8 +342,6 @@ def copied(call: Call) -> Value | None:
 @rule("aten.full", "aten.full_like", "aten.new_full", "aten.fill", "aten.scalar_tensor")
 def constant(call: Call) -> Value | None:
     """A constant; memory that nothing wrote counts as zero, since no right program reads it."""
-    from mokfx.passes.value import axis_of
-
     fill: object = 1.0 if "ones" in call.name else 0.0
     for name in ("fill_value", "value", "s"):
         fill = call[name] if call[name] is not None else fill
@@ -359,8 +358,6 @@ def constant(call: Call) -> Value | None:
 
 @rule("aten.arange")
 def arange(call: Call) -> Value | None:
-    from mokfx.passes.value import axis_of, position
-
     begin = call["start"] if call["start"] is not None else 0
     step = call["step"] if call["step"] is not None else 1
     if not isinstance(step, int) or isinstance(begin, float):

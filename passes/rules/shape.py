@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mokfx.passes.bijections import Keys, all_of
 from mokfx.passes.facts import shape_of
 from mokfx.passes.rules.table import Call, rule, write_back
 from mokfx.passes.scatter import write_segment
-from mokfx.passes.terms import Size, Term, apply, bound, integer, lin, minus, plus, product, start, substitute
+from mokfx.passes.terms import Size, Term, apply, as_size, bound, integer, lin, minus, plus, product, start, substitute
 from mokfx.passes.value import Axis, Value, axis_of, permute, position, reshape
 
 
@@ -85,13 +84,7 @@ def repeated(call: Call) -> Value | None:
     repeats = list(call["repeats"])
     missing = len(repeats) - len(value.axes)
     axes = [()] * missing + list(value.axes)
-    return Value(tuple((*axis_of(call_size(n)), *axis) for n, axis in zip(repeats, axes, strict=True)), value.body)
-
-
-def call_size(size: Any) -> Any:
-    from mokfx.passes.terms import as_size
-
-    return as_size(size)
+    return Value(tuple((*axis_of(as_size(n)), *axis) for n, axis in zip(repeats, axes, strict=True)), value.body)
 
 
 @rule("aten.select")

@@ -15,7 +15,22 @@ Indexing a tensor is substitution, and a match is decided by where the substitut
 each index has cancelled down to "this token, its j-th choice". Terms are interned, so equal terms are one object.
 """
 
-from mokfx.passes.terms.data import ONE, ZERO, add, apply, at, choose, const, delta, lt, mul, nonzero, valid
+from mokfx.passes.terms.data import (
+    ONE,
+    ZERO,
+    add,
+    apply,
+    at,
+    choose,
+    const,
+    delta,
+    lt,
+    mul,
+    nonzero,
+    parts_of,
+    uncast,
+    valid,
+)
 from mokfx.passes.terms.index import bound, div, integer, lin, minus, mod, perm, plus, radix, swap, unflatten, var
 from mokfx.passes.terms.rewriting import rebuild, substitute, visit_marks
 from mokfx.passes.terms.rows import (
@@ -33,9 +48,22 @@ from mokfx.passes.terms.rows import (
     start,
 )
 from mokfx.passes.terms.sizes import Size, as_size, at_most, product, quotient
-from mokfx.passes.terms.term import ROUTED, Substitution, Term, children_of, factors_of, make, match, render, terms_of
+from mokfx.passes.terms.term import (
+    CONDITIONS,
+    ROUTED,
+    Substitution,
+    Term,
+    children_of,
+    factors_of,
+    make,
+    match,
+    render,
+    subterms,
+    terms_of,
+)
 
 __all__ = [
+    "CONDITIONS",
     "ONE",
     "ROUTED",
     "ZERO",
@@ -69,6 +97,7 @@ __all__ = [
     "mod",
     "mul",
     "nonzero",
+    "parts_of",
     "peer",
     "perm",
     "plus",
@@ -83,8 +112,10 @@ __all__ = [
     "sender",
     "start",
     "substitute",
+    "subterms",
     "swap",
     "terms_of",
+    "uncast",
     "unflatten",
     "valid",
     "var",

@@ -9,7 +9,7 @@ from typing import Any
 from mokfx.passes.terms.index import bound, div, integer, minus, mod, plus
 from mokfx.passes.terms.rows import fold_sorted, seg, start
 from mokfx.passes.terms.sizes import at_most
-from mokfx.passes.terms.term import Term, factors_of, make, match, terms_of
+from mokfx.passes.terms.term import CONDITIONS, Term, factors_of, make, match, terms_of
 
 
 def const(value: float) -> Term:
@@ -120,6 +120,12 @@ def uncast(term: Term) -> Term:
     return term
 
 
+def parts_of(term: Term) -> list[Term]:
+    """The factors of a product, also of a rounded one; a factor keeps its own casts."""
+    inner = uncast(term)
+    return [f for part in inner.args for f in parts_of(part)] if inner.op == "mul" else [term]
+
+
 def mul(factors: Iterable[Term]) -> Term:
     """A product, flattened and in one order; indicators are 0 or 1, so one of them counts once."""
     flat: list[Term] = []
@@ -141,7 +147,7 @@ def mul(factors: Iterable[Term]) -> Term:
         return const(0)
     if scale != 1.0:
         flat.append(const(scale))
-    indicators = {f for f in flat if f.op in ("delta", "lt", "nonzero")}
+    indicators = {f for f in flat if f.op in CONDITIONS}
     if _contradict(indicators):
         return const(0)
     if indicators and len(flat) > 1:

@@ -57,7 +57,7 @@ def make(op: str, *args: Any) -> Term:
         term.depth = max((child.depth for child in children), default=0) + (op == "sum")
         term.inner = frozenset().union(*(child.inner for child in children))
         if op in ("delta", "lt", "lin", "choose"):
-            term.inner |= {f for child in children for f in factors_of(child) if f.op in ("delta", "lt", "nonzero")}
+            term.inner |= {f for child in children for f in factors_of(child) if f.op in CONDITIONS}
         term.perms = frozenset().union(*(child.perms for child in children))
         if op == "perm":
             term.perms |= {args[0]}
@@ -68,6 +68,8 @@ def make(op: str, *args: Any) -> Term:
     return term
 
 
+CONDITIONS = frozenset(("delta", "lt", "nonzero"))
+"""Ops of terms that are 0 or 1."""
 ROUTED = frozenset(
     [
         "perm",
@@ -93,6 +95,18 @@ def _reads_data(index: Term) -> bool:
 
 def children_of(term: Term) -> list[Term]:
     return list(_children(term.args))
+
+
+def subterms(term: Term) -> set[Term]:
+    """A term and all terms in it."""
+    seen: set[Term] = set()
+    todo = [term]
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            todo.extend(_children(node.args))
+    return seen
 
 
 def _children(args: Iterable[Any]) -> Iterable[Term]:
