@@ -16,9 +16,10 @@ from mokfx.broken import find_broken
 from mokfx.capture import proving
 from mokfx.errors import MissError, MissWarning, describe_miss
 from mokfx.ops import Call, unsupported_reason
-from mokfx.page.picture import Pictures, joined
+from mokfx.page.picture import LayerPicture, Pictures, joined
 from mokfx.page.take import pictures_of
 from mokfx.passes.outcome import Miss
+from mokfx.passes.reading import Reading
 from mokfx.passes.rewrite import rewrite
 from mokfx.places import place_of_frames
 from mokfx.readable import readable
@@ -51,7 +52,7 @@ def rewrite_and_report(
     # A model may be compiled during a call under `torch.utils.checkpoint`, whose hooks count what is saved.
     with _disable_saved_tensors_hooks_during_tracing(), proving(gm) as left:
         pictures: list[Pictures] = []
-        watch = (lambda reading: pictures.append(pictures_of(reading))) if with_code else None
+        watch = (lambda reading: pictures.append(_pictures_of(reading))) if with_code else None
         outcome = rewrite(gm, provider_check=_why_unsupported, watch=watch)
         left += outcome.misses
     for module in gm.modules():
@@ -136,6 +137,15 @@ def gist(reason: str) -> str:
     lines = [line.strip() for line in reason.splitlines()]
     explained = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
     return explained[0] if explained else lines[0]
+
+
+def _pictures_of(reading: Reading) -> Pictures:
+    """The pictures of a graph; of one that cannot be drawn, none: what was recognised is true without them."""
+    try:
+        return pictures_of(reading)
+    except Exception as error:
+        log.warning("mokfx could not draw a graph, whose report has no pictures", exc_info=error)
+        return Pictures(tuple(LayerPicture() for _ in reading.layers))
 
 
 def _why_unsupported(node: Node) -> str | None:

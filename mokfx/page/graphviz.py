@@ -50,9 +50,14 @@ def _source(drawing: Drawing) -> Iterator[str]:
             width, height = size_of(drawing.steps[i])
             yield f"n{i} [width={width / 72:.4f}, height={height / 72:.4f}];"
         yield "}"
+    present = {step.stage for step in drawing.steps}
+    bands = [band for band in BANDS if not present.isdisjoint(band)]
+    level = {stage: i for i, band in enumerate(bands) for stage in band}
     for target, step in enumerate(drawing.steps):
         for source in step.inputs:
-            yield f"n{source} -> n{target};"
+            # An edge that passes whole stages rather goes where there is room than pull at the others.
+            weight = 4 if level[step.stage] - level[drawing.steps[source].stage] < 2 else 1
+            yield f"n{source} -> n{target} [weight={weight}];"
     yield from _stacked(drawing)
     yield "}"
 

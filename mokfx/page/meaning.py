@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mokfx.page.indices import IndexWords, bare, bijections, order_of
+from mokfx.passes.abroad import Abroad
 from mokfx.passes.facts import Facts, shape_of
 from mokfx.passes.layer import Layer, Network
 from mokfx.passes.terms import Size, Term, children_of, factors_of, product, terms_of
@@ -49,7 +50,9 @@ class Words:
             for leaf in () if operand is None else operand.leaves:
                 self._roles[id(leaf.tensor)] = role
 
-    def role(self, leaf: Leaf | Stack) -> str:
+    def role(self, leaf: Leaf | Stack | Abroad) -> str:
+        if isinstance(leaf, Abroad):
+            return ""  # a number on another rank
         first = leaf.leaves[0] if isinstance(leaf, Stack) else leaf
         role = self._roles.get(id(first.tensor))
         if self.layer is None and isinstance(first.bound, int) and not first.tensor.is_floating_point():
@@ -60,6 +63,10 @@ class Words:
 
     def of(self, value: Value, floating: bool) -> str:
         """What a tensor means; "" if it has nothing to do with routing."""
+        body = bare(value.body)
+        if body.op == "at" and isinstance(body.args[0], Abroad):
+            there = self._what(bare(body.args[0].body)) if floating else self.of_index(body.args[0].body)
+            return f"{there}, as received from the ranks" if there else ""
         return self._rows(value) if floating else self.of_index(value.body)
 
     def of_index(self, term: Term) -> str:
@@ -70,8 +77,9 @@ class Words:
         """Which of the layer's tensors a term reads."""
         known = self._of.get(term)
         if known is None:
-            own = {self.role(term.args[0])} - {""} if term.op == "at" else set()
-            known = self._of[term] = frozenset(own).union(*(self.roles(child) for child in children_of(term)))
+            leaf = term.args[0] if term.op == "at" else None
+            own = set() if leaf is None else self.roles(leaf.body) if isinstance(leaf, Abroad) else {self.role(leaf)}
+            known = self._of[term] = frozenset(own - {""}).union(*(self.roles(child) for child in children_of(term)))
         return known
 
     def _rows(self, value: Value) -> str:
@@ -139,7 +147,7 @@ class Words:
     def _read(self, term: Term) -> Term | None:
         """Where a term reads x or, if it does not, the router weights or any routed tensor."""
         if term not in self._reads:
-            found = [term] if term.op == "at" else []
+            found = [term] if term.op == "at" and not isinstance(term.args[0], Abroad) else []
             found += [read for child in children_of(term) if (read := self._read(child)) is not None]
             by_role = {self.role(read.args[0]): read for read in reversed(found)}
             routed = next((read for read in found if read.perms), None)

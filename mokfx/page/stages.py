@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
+import torch
 from torch.fx import Node
 
 from mokfx.passes.layer import Network
@@ -20,6 +21,7 @@ class Flow:
 
     def __init__(self, reading: Reading) -> None:
         self.needs: Mapping[Node, set[Node]] = reading.needs
+        self.values = reading.values
         self.order = {node: i for i, node in enumerate(self.needs)}
         self.calls: dict[Node, set[str]] = defaultdict(set)
         for node, name in reading.tracker.calls:
@@ -40,6 +42,11 @@ class Flow:
     def after(self, nodes: Iterable[Node], within: set[Node] | None = None) -> set[Node]:
         """`nodes` and all that needs them, as far as it is `within`."""
         return _closure(nodes, self.users, within)
+
+    def is_index(self, node: Node) -> bool:
+        """Whether a node computes integers, by which matrices can be chosen."""
+        value = self.values.get(node)
+        return isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and not value.is_floating_point())
 
     def multiplies(self, node: Node) -> bool:
         return not PRODUCTS.isdisjoint(self.calls.get(node, ()))
@@ -83,7 +90,7 @@ def _network(network: Network, region: Region, flow: Flow, inside: set[Node]) ->
 
 
 def _products(matrices: list[Node], flow: Flow, inside: set[Node]) -> tuple[set[Node], set[Node]]:
-    """The products that read these matrices, and the views and casts of them on the way there."""
+    """The products that read these matrices, and the views, casts and choices of them on the way there."""
     prepared: set[Node] = set()
     products: set[Node] = set()
     todo = [user for matrix in matrices for user in flow.users.get(matrix, ())]
@@ -93,7 +100,7 @@ def _products(matrices: list[Node], flow: Flow, inside: set[Node]) -> tuple[set[
             continue
         if flow.multiplies(node):
             products.add(node)
-        elif all(is_weight(need) or need in prepared for need in flow.needs[node]):
+        elif all(is_weight(need) or need in prepared or flow.is_index(need) for need in flow.needs[node]):
             prepared.add(node)
             todo.extend(flow.users[node])
     return prepared, products

@@ -70,9 +70,9 @@ def _aligned(band: Band, layout: Layout) -> Box:
     row = next(stages for stages in BANDS if band.stage in stages)
     beside = [other for other in layout.bands if other.stage in row and other is not band]
     left, right = SIDE, layout.width - SIDE
-    if beside and band.stage == row[0]:
+    if any(other.box.x > band.box.x for other in beside):
         right = band.box.x + band.box.width
-    elif beside:
+    if any(other.box.x < band.box.x for other in beside):
         left = band.box.x
     return Box(left, band.box.y, right - left, band.box.height)
 

@@ -49,11 +49,12 @@ class _Camera:
         shown = {node: stage for node, stage in stages.items() if node not in unseen}
         given = {need for node in shown for need in self.flow.needs[node]} - shown.keys() - unseen
         users = {user for alias in region.aliases for user in self.flow.users[alias]} - stages.keys()
-        nodes = {
-            **dict.fromkeys(filter(self._is_value, sorted(given, key=self._at)), "input"),
+        stage_of = {
+            **dict.fromkeys(filter(self._is_value, given), "input"),
             **shown,
             **dict.fromkeys(sorted(users, key=self._at)[:3], "outside"),
         }
+        nodes = {node: stage_of[node] for node in sorted(stage_of, key=self._at)}
         filled = [alias for alias in region.aliases if self._at(alias) >= self._at(region.found.node)]
         said = dict.fromkeys((region.found.node, *filled), OUTPUT)
         words = Words([region.found.layer], self.reading.tracker.facts)
