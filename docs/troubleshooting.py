@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import functools
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -204,8 +205,12 @@ def page() -> str:
             part = entry.part
             lines.append(f"## {part}\n")
         said = "\n>\n".join(f"> {text.replace('{}', '…')}".replace("\n", " ").rstrip() for text in entry.says)
-        lines.append(f"{said}\n\n{entry.cause}\n\n*Remedy:* {entry.remedy}\n")
+        lines.append(f"{said}\n\n{_filled(entry.cause)}\n\n{_filled(f'*Remedy:* {entry.remedy}')}\n")
     return "\n".join(lines)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), 118, break_long_words=False, break_on_hyphens=False)
 
 
 HEAD = """\

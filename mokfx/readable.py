@@ -64,7 +64,7 @@ def _wrapped(line: str) -> list[str]:
         return [line]
     indent = re.match(r"\s*", line)[0]  # type: ignore[index]
     if signature := _SIGNATURE.fullmatch(line):
-        parameters = re.split(r', (?=\w+: "|\w+(?:,|$))', signature[2])
+        parameters = re.split(r', (?=(?:[^"]*"[^"]*")*[^"]*$)', signature[2])  # not inside "f32[4, 8]"
         return [f"{indent}def forward(", *(f"{indent}    {p}," for p in ("self", *parameters)), f"{indent}):"]
     return textwrap.wrap(
         line, WIDTH, subsequent_indent=indent + "    ", break_long_words=False, break_on_hyphens=False

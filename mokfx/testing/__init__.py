@@ -9,7 +9,8 @@ With EXPECTTEST_ACCEPT=1 a text in triple quotes is written by the test itself. 
 each test with an empty Dynamo: `pytest_plugins = ["mokfx.testing.plugin"]` in conftest.py.
 """
 
+from mokfx.testing.facts import Fact, facts_of
 from mokfx.testing.normalise import normalised
 from mokfx.testing.rewritten import assert_rewritten
 
-__all__ = ["assert_rewritten", "normalised"]
+__all__ = ["Fact", "assert_rewritten", "facts_of", "normalised"]

@@ -71,27 +71,33 @@ def test_layer(assert_rewritten):
 '''
 
 
+RUN = """
+import os, sys, pytest
+arguments = ["-q", "-p", "mokfx.testing.plugin", "-p", "no:cacheprovider", "--rootdir", sys.argv[1]]
+os.environ["EXPECTTEST_ACCEPT"] = "1"
+assert pytest.main([*arguments, f"{sys.argv[1]}/test_user.py"]) == 0
+del os.environ["EXPECTTEST_ACCEPT"]
+written = open(f"{sys.argv[1]}/test_user.py").read()
+for name, text in (("right", written), ("wrong", written.replace("swiglu", "geglu"))):
+    open(f"{sys.argv[1]}/test_{name}.py", "w").write(text)
+    print(name, int(pytest.main([*arguments, f"{sys.argv[1]}/test_{name}.py"])))
+"""
+
+
 def test_expecttest_writes_the_text(tmp_path: Path) -> None:
     """As a user has it: with the plugin, first to accept, then to check."""
-    file = tmp_path / "test_user.py"
-    file.write_text(TEST)
-    root = Path(__file__).parent.parent.parent
-    plain = {name: value for name, value in os.environ.items() if name != "EXPECTTEST_ACCEPT"}
-
-    def run(**variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "mokfx.testing.plugin", "--rootdir", str(tmp_path), str(file)],
-            env={**plain, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **variables},
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-
-    assert run(EXPECTTEST_ACCEPT="1").returncode == 0
-    written = file.read_text()
+    (tmp_path / "test_user.py").write_text(TEST)
+    process = subprocess.run(
+        [sys.executable, "-c", RUN, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    written = (tmp_path / "test_user.py").read_text()
     assert "became mok.moe (1 graph)" in written and "anything" not in written
     assert written.startswith(TEST[: TEST.index('"""')])
-    file.write_text(written.replace("swiglu", "geglu"))
-    failed = run()
-    assert failed.returncode == 1 and "-  experts   geglu" in failed.stdout and "+  experts   swiglu" in failed.stdout
+    assert "\nright 0\n" in process.stdout and "\nwrong 1\n" in process.stdout
+    assert "-  experts   geglu" in process.stdout and "+  experts   swiglu" in process.stdout
