@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 import torch._dynamo
-from torch import Tensor, nn
+from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves
 
 import mokfx
-from mokfx.report import GraphReport, Report
+from mokfx.observe import gist
+from mokfx.report import GraphBreak, GraphReport, Report
 
 from ..ranks import run_ranks
 from .row import Case, Row, Verdict
@@ -34,7 +36,8 @@ def check_row(row: Row) -> Verdict:
         verdicts = verdicts_of(row)
     else:
         verdicts = [verdict for each in run_ranks(row.ranks, _on_rank, row) for verdict in each]
-    assert len(set(verdicts)) == 1, f"{row.name}: not the same everywhere: {verdicts}"
+    same = {(verdict.matched, verdict.kept) for verdict in verdicts}  # a reason may call things by other names
+    assert len(same) == 1, f"{row.name}: not the same everywhere: {verdicts}"
     return verdicts[0]
 
 
@@ -47,7 +50,7 @@ def verdicts_of(row: Row) -> list[Verdict]:
     verdicts = []
     for dtype in row.dtypes:
         case = row.build(dtype)
-        report = compare(case, TOLERANCE[dtype])
+        report = compare(case, TOLERANCE[dtype], row.build(dtype))
         verdicts.append(verdict_of(report, case.moe_layers))
     return verdicts
 
@@ -57,7 +60,8 @@ def verdict_of(report: Report, moe_layers: int) -> Verdict:
     if report.misses:
         return Verdict(False, reason="; ".join(dict.fromkeys(miss.reason for miss in report.misses)))
     if report.graph_breaks:
-        return Verdict(False, reason="; ".join(each.reason for each in report.graph_breaks))
+        reasons = (f"`{each.code}`: {each.reason}" if each.code else each.reason for each in report.graph_breaks)
+        return Verdict(False, reason="; ".join(dict.fromkeys(reasons)))
     matches = report.matches
     assert len(report.graphs) == 1, f"{len(report.graphs)} graphs without a graph break"
     if not matches:
@@ -66,21 +70,26 @@ def verdict_of(report: Report, moe_layers: int) -> Verdict:
     return Verdict(True, kept=tuple(dict.fromkeys(kept for match in matches for kept in match.kept)))
 
 
-def compare(case: Case, tolerance: float, **options: Any) -> Report:
-    """Run a case compiled and in eager, on equal copies, forward and backward, and compare all that comes of it.
+def compare(case: Case, tolerance: float, again: Case | None = None, **options: Any) -> Report:
+    """Run a case compiled and in eager, forward and backward, and compare all that comes of it.
 
     The op is the reference provider's and the rest of the graph runs as it was captured, unless `options` (of
     `mokfx.compile`) say otherwise.
+
+    Args:
+        again: the same case, built once more; a copy of it if left out, which closures in a model may not stand.
     """
-    model = copy.deepcopy(case.model)
-    eager = results(model, case, model)
+    again = again or copy.deepcopy(case)
+    eager = results(case.model, case)
     torch._dynamo.reset()
-    model = copy.deepcopy(case.model)
-    compiled = mokfx.compile(model, **{"options": {"mok.compiler": "eager"}, **options})
+    counters["graph_break"].clear()
+    compiled = mokfx.compile(again.model, **{"options": {"mok.compiler": "eager"}, **options})
     with reports() as seen:
-        got = results(compiled, case, model)
+        got = results(compiled, again)
     assert_close(got, eager, tolerance)
-    return Report(tuple(seen))
+    # Where Dynamo gives up a whole function there is no graph to put the reason on.
+    breaks = tuple(GraphBreak(gist(reason), "") for reason in counters["graph_break"])
+    return Report(tuple(seen), breaks if not any(each.ended_by for each in seen) else ())
 
 
 @contextmanager
@@ -106,21 +115,22 @@ def reports() -> Iterator[list[GraphReport]]:
         log.propagate = propagate
 
 
-def results(function: Any, case: Case, model: nn.Module) -> dict[str, Any]:
+def results(function: Any, case: Case) -> dict[str, Any]:
     """What a call gives: outputs, the gradient of each input and parameter, and what it leaves in buffers.
 
     Args:
-        function: `model`, or what was compiled of it.
+        function: the case's model, or what was compiled of it.
     """
-    args, kwargs = copy.deepcopy((case.args, dict(case.kwargs)))
+    args, kwargs = case.args, dict(case.kwargs)
+    torch.manual_seed(0)  # a router may draw noise
     outputs = [leaf for leaf in tree_leaves(function(*args, **kwargs)) if leaf is not None]
     loss_of(outputs).backward()
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     return {
         **{f"output {i}": output for i, output in enumerate(outputs)},
         **{f"gradient of input {i}": tensor.grad for i, tensor in enumerate(inputs)},
-        **{f"gradient of {name}": parameter.grad for name, parameter in model.named_parameters()},
-        **{f"buffer {name}": buffer for name, buffer in model.named_buffers()},
+        **{f"gradient of {name}": parameter.grad for name, parameter in case.model.named_parameters()},
+        **{f"buffer {name}": buffer for name, buffer in case.model.named_buffers()},
     }
 
 
