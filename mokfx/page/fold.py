@@ -88,11 +88,17 @@ def _one(steps: list[Step], inputs: list[int]) -> Step:
 
 
 def _summed_names(names: Sequence[str]) -> tuple[str, ...]:
-    """`moe_gate_0_weight`, `moe_gate_1_weight`, ... as `moe_gate_*_weight x8`."""
-    patterns: dict[str, list[str]] = {}
+    """`moe_1_gate_0_weight`, `moe_1_gate_1_weight`, ... as `moe_1_gate_*_weight x8`."""
+    groups: dict[str, list[str]] = {}
     for name in names:
-        patterns.setdefault(_pattern(name), []).append(name)
-    return tuple(f"{pattern} x{len(group)}" if len(group) > 1 else group[0] for pattern, group in patterns.items())
+        groups.setdefault(_pattern(name), []).append(name)
+    return tuple(f"{_in_common(group)} x{len(group)}" if len(group) > 1 else group[0] for group in groups.values())
+
+
+def _in_common(names: Sequence[str]) -> str:
+    """Names that differ in numbers only, as one, with a star for each number in which they do."""
+    parts = zip(*(re.split(r"(\d+)", name) for name in names), strict=True)
+    return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
 
 
 def _pattern(name: str) -> str:

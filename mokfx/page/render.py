@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,6 +60,14 @@ class Layer:
     @property
     def name(self) -> str:
         return f"layer-{self.number}"
+
+    @property
+    def owner(self) -> str:
+        """What the names of the layer's weights begin with: it tells layers apart that one line computes."""
+        steps = () if self.after is None else self.after.drawing.steps
+        names = [weight.split(" ")[0].split("_") for step in steps if step.stage == "op" for weight in step.weights]
+        shared = takewhile(lambda words: len(set(words)) == 1 and words[0] != "*", zip(*names, strict=False))
+        return "_".join(words[0] for words in shared)
 
     def floor(self, card: Card) -> Floor | None:
         """Of the forward."""

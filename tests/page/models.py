@@ -157,5 +157,12 @@ def dense() -> Made:
     return Blocks(64, Expert(64, 96), Expert(64, 96)), (torch.randn(64, 64),)
 
 
+def two_layers() -> Made:
+    """Of any number of tokens."""
+    x = torch.randn(24, 32)
+    torch._dynamo.mark_dynamic(x, 0)
+    return Blocks(32, *(Loop(32, 48, 4, 2) for _ in range(2))), (x,)
+
+
 def many_layers() -> Made:
     return Blocks(32, *(Loop(32, 48, 4, 2) for _ in range(24))), (torch.randn(32, 32),)

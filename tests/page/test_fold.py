@@ -20,7 +20,7 @@ def test_a_loop_over_experts() -> None:
     steps = [step("parts", "split")]
     for e in range(3):
         steps.append(step(f"p{e}", "getitem", 0, meaning=f"rows of x, for expert {e}"))
-        steps.append(step(f"u{e}", "linear", len(steps) - 1, weights=(f"up_{e}_weight",)))
+        steps.append(step(f"u{e}", "linear", len(steps) - 1, weights=(f"layers_3_up_{e}_weight",)))
     steps.append(step("cat", "cat", 2, 4, 6))
     folded = fold(steps)
     assert shown(folded) == [
@@ -29,7 +29,7 @@ def test_a_loop_over_experts() -> None:
         "linear x3 <- [1]",
         "cat x1 <- [2]",
     ]
-    assert folded[2].weights == ("up_*_weight x3",)
+    assert folded[2].weights == ("layers_3_up_*_weight x3",)
 
 
 def test_a_sum_over_experts_that_goes_on_from_itself() -> None:

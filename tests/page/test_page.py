@@ -20,7 +20,7 @@ from mokfx.page.render import page
 from mokfx.passes.outcome import Match, Miss
 from mokfx.report import GraphBreak, GraphReport
 
-EVERY = ("deepseek_like", "match_and_misses", "misses_only", "dense")
+EVERY = ("deepseek_like", "match_and_misses", "two_layers", "misses_only", "dense")
 
 
 class Read(HTMLParser):
@@ -170,3 +170,9 @@ def test_mistakes(report_of: Callable[[str], Report], tmp_path: Path, monkeypatc
     monkeypatch.setattr(builtins, "__import__", without_jinja)
     with pytest.raises(MokError, match=r'needs Jinja2, which is not installed: pip install "mokfx\[report\]"$'):
         mokfx.Report(()).html(tmp_path / "page.html")
+
+
+def test_layers_of_one_line_are_told_apart_by_their_weights(report_of: Callable[[str], Report]) -> None:
+    text = page(report_of("two_layers"))
+    assert re.findall(r'<span class="owner">(\w+)</span>', text) == ["layers_0_experts", "layers_1_experts"]
+    assert "(any number; 24 in this call)" in text
