@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Sequence
@@ -32,6 +33,16 @@ CLOSES = {
 }
 """The name of the span that ends at an event, where the event's own name does not say it."""
 PHASES = {"UP": "gate/up", "DOWN": "down"}
+COLORS = {
+    "count": "#9aa5b1",
+    "place": "#64748b",
+    "wait": "#e5484d",
+    "gate/up": "#1f6fb2",
+    "gate/up, epilogue": "#8fc1e8",
+    "down": "#1b8a5a",
+    "down, epilogue": "#9bdcbb",
+    "combine": "#c79a1b",
+}
 
 
 @dataclass(frozen=True)
@@ -111,28 +122,25 @@ def chrome(found: Sequence[Span], title: str) -> dict[str, Any]:
 def picture(path: Path, found: Sequence[Span], title: str) -> None:
     """Above, a row for each block; below, how many blocks do what."""
     plt = pyplot()
+    polygons = importlib.import_module("matplotlib.collections").PolyCollection
     names = list(dict.fromkeys(span.name for span in sorted(found, key=lambda span: span.start)))
-    colors = dict(zip(names, plt.get_cmap("tab10").colors, strict=False))
+    colors = {name: COLORS.get(name, "black") for name in names}
     figure, (rows, shares) = plt.subplots(
         2, 1, sharex=True, figsize=(10, 6), height_ratios=(3, 1.4), layout="constrained"
     )
     for name in names:
-        mine = [span for span in found if span.name == name]
-        rows.barh(
-            [span.block for span in mine],
-            [span.end - span.start for span in mine],
-            left=[span.start for span in mine],
-            height=1.0,
-            color=colors[name],
-            label=name,
-            rasterized=True,
-        )
+        boxes = [
+            [(s.start, s.block - 0.5), (s.end, s.block - 0.5), (s.end, s.block + 0.5), (s.start, s.block + 0.5)]
+            for s in found
+            if s.name == name
+        ]
+        rows.add_collection(polygons(boxes, facecolors=[colors[name]], label=name, rasterized=True))
     end = max(span.end for span in found)
     at = torch.linspace(0, end, 600)
     counts = [_active([span for span in found if span.name == name], at) for name in names]
     shares.stackplot(at.tolist(), *counts, colors=[colors[name] for name in names])
     rows.set_ylabel("block")
-    rows.invert_yaxis()
+    rows.set_ylim(max(span.block for span in found) + 0.5, -0.5)
     shares.set_ylabel("blocks")
     shares.set_xlabel("microseconds")
     rows.set_xlim(0, end)

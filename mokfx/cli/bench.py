@@ -70,9 +70,9 @@ def _run(arguments: argparse.Namespace) -> int:
     protocol = Protocol(arguments.backward, arguments.calls, arguments.groups, arguments.seed)
     with process_group():
         here = ranks(arguments.device)
-        results = _measure(here, shapes, variants, protocol, arguments)
-        if arguments.trace:
+        if arguments.trace:  # first, while the machine is cool and its clock high
             _trace(here, shapes[0], arguments.seed, arguments.trace)
+        results = _measure(here, shapes, variants, protocol, arguments)
     return int(any(result.failed for result in results))
 
 
