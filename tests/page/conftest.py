@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import mokfx
 from mokfx import Report
@@ -28,8 +27,7 @@ def report_of() -> Iterator[Reports]:
         try:
             return mokfx.explain(mokfx.compile(model), *args)
         finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            models.leave_group()
 
     torch._dynamo.reset()
     yield made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -134,13 +135,31 @@ class Blocks(nn.Module):
         return x
 
 
-def deepseek_like() -> Made:
-    """Eight ranks that are not there: what rank 0 compiles, without its peers."""
-    if not dist.is_initialized():
-        dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+_group = ExitStack()
+
+
+def group_of(ranks: int) -> dist.ProcessGroup:
+    """A group whose other ranks are not there: each would send what this one sends.
+
+    `torch`'s fake group leaves what is received as it finds it in memory, which no split sizes can be read from.
+    """
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    _group.callback(dist.destroy_process_group)
+    library = _group.enter_context(torch.library._scoped_library("_c10d_functional", "IMPL"))
+    library.impl("all_to_all_single", lambda sent, *splits_and_group: sent.clone(), "CompositeExplicitAutograd")
     group = dist.group.WORLD
     assert group is not None
-    layer = ExpertParallel(512, 256, 64, 8, group).bfloat16()
+    return group
+
+
+def leave_group() -> None:
+    """Undo `group_of`."""
+    _group.close()
+
+
+def deepseek_like() -> Made:
+    """What rank 0 of eight compiles."""
+    layer = ExpertParallel(512, 256, 64, 8, group_of(8)).bfloat16()
     return layer, (torch.randn(4, 128, 512, dtype=torch.bfloat16),)
 
 
