@@ -161,9 +161,13 @@ def _unread(step: Step) -> Step:
 def _sources(node: Node) -> Sequence[Node]:
     """The inputs of the graph that a node is made from."""
     found: dict[Node, None] = {}
+    seen: set[Node] = set()
     todo = [node]
     while todo:
         other = todo.pop(0)
+        if other in seen:
+            continue
+        seen.add(other)
         if not other.all_input_nodes:
             found[other] = None
         todo.extend(other.all_input_nodes)
