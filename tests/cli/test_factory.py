@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,14 +36,11 @@ number = 3
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    modules = set(sys.modules)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
     (tmp_path / "factories.py").write_text(MODULE)
-    yield tmp_path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+    return tmp_path
 
 
 @pytest.mark.parametrize("name", ["factories:make", "factories.py:make", "factories:Namespace.make"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,6 +18,8 @@ Made = tuple[nn.Module, tuple[Any, ...]]
 
 class Gate(nn.Module):
     """Sigmoid scores, a bias that only the choice sees, the best groups first, weights that add up to `scale`."""
+
+    bias: Tensor
 
     def __init__(self, hidden: int, experts: int, top_k: int, groups: int = 4, scale: float = 2.5) -> None:
         super().__init__()
@@ -146,7 +149,9 @@ def group_of(ranks: int) -> dist.ProcessGroup:
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     _group.callback(dist.destroy_process_group)
     library = _group.enter_context(torch.library._scoped_library("_c10d_functional", "IMPL"))
-    library.impl("all_to_all_single", lambda sent, *splits_and_group: sent.clone(), "CompositeExplicitAutograd")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"(?s).*overrid")  # on purpose
+        library.impl("all_to_all_single", lambda sent, *splits_and_group: sent.clone(), "CompositeExplicitAutograd")
     group = dist.group.WORLD
     assert group is not None
     return group
