@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import mokfx
 from mokfx import Report
@@ -19,6 +20,8 @@ from mokfx.page.picture import Drawing, LayerPicture, Pictures, Step
 from mokfx.page.render import page
 from mokfx.passes.outcome import Match, Miss
 from mokfx.report import GraphBreak, GraphReport
+
+from . import models
 
 EVERY = ("deepseek_like", "match_and_misses", "two_layers", "misses_only", "dense")
 
@@ -176,3 +179,16 @@ def test_layers_of_one_line_are_told_apart_by_their_weights(report_of: Callable[
     text = page(report_of("two_layers"))
     assert re.findall(r'<span class="owner">(\w+)</span>', text) == ["layers_0_experts", "layers_1_experts"]
     assert "(any number; 24 in this call)" in text
+
+
+def test_a_graph_that_cannot_be_drawn_is_reported_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(reading: object) -> Pictures:
+        raise ValueError("no words for it")
+
+    monkeypatch.setattr("mokfx.observe.pictures_of", fails)
+    model, args = models.Loop(16, 24, 4, 2), (torch.randn(8, 16),)
+    report = mokfx.explain(mokfx.compile(model), *args)
+    assert "could not draw a graph" in caplog.text
+    assert report.matches[0].router in page(report).replace("&gt;", ">")
