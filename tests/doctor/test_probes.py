@@ -104,9 +104,9 @@ def test_a_cache_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp_
     assert named(software.caches(), "kernels").value == f"{tmp_path / 'new'} (empty as yet)"
 
 
-def test_a_cache_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
-    assert named(software.caches(), "graph cache").remedy
+def test_a_cache_that_is_off() -> None:
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        assert named(software.caches(), "graph cache").remedy
 
 
 SMI = {
