@@ -33,7 +33,8 @@ from mokfx.passes.value import Axis, Value, align, axis_of, bind, fresh, positio
 
 @rule("aten.cat")
 def concatenated(call: Call) -> Value | None:
-    tensors = call["tensors"]
+    # An empty vector is nothing beside tensors of any rank: what a cache begins with.
+    tensors = [t for t in call["tensors"] if t.dim() == call.out.dim()]
     values = [call.value(t) for t in tensors]
     dim = call.dim("dim", len(values[0].axes))
     if len(values) == 1:

@@ -112,3 +112,19 @@ def test_a_table_of_tokens_is_no_expert() -> None:
     model, x = seeded(Embedded), inputs(6)
     check(model, 1)
     assert not outcome_of(model, x).outcome.misses
+
+
+class Cached(nn.Module):
+    """Joins its rows to a cache that is an empty vector at first, as caches of keys and values are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moe = Layer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.cat([x.new_empty(0), x.view(2, -1, x.shape[-1])], dim=-2)
+        return self.moe(x) + kept.view(x.shape)
+
+
+def test_an_empty_cache_before_the_layer() -> None:
+    check(seeded(Cached), 1)
