@@ -46,8 +46,8 @@ def build_model(name: str, dtype: torch.dtype, **settings: Any) -> Any:
     return model_class._from_config(config, dtype=dtype)
 
 
-def language_model(name: str, dtype: torch.dtype) -> Case:
+def language_model(name: str, dtype: torch.dtype, **settings: Any) -> Case:
     """A model called for its loss, with its auxiliary loss and router logits where it has them."""
-    model = build_model(name, dtype)
+    model = build_model(name, dtype, **settings)
     ids = torch.randint(3, 64, (2, 12))
     return Case(model, (), {"input_ids": ids, "labels": ids, "use_cache": False}, moe_layers=2)
