@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import sys
 import textwrap
 import tomllib
@@ -97,12 +98,20 @@ class Module:
         }
 
     def messages(self) -> Iterator[str]:
+        yield from self.tables()
         for scope in [self.tree, *self.functions.values()]:
             for node in _own(scope):
                 for expression in self.told(scope, node):
                     for text in self.texts(expression, scope, 0):
                         if text.replace("{}", "").strip(" :;()'`"):
                             yield text
+
+    def tables(self) -> Iterator[str]:
+        """The texts of a table REASONS, by number: a kernel can give no more than that."""
+        table = self.constants.get("REASONS")
+        for value in table.values if isinstance(table, ast.Dict) else ():
+            for text in self.texts(value, self.tree, 0):
+                yield re.sub(r"\{\d+\}", "{}", text)
 
     def unread(self) -> Iterator[str]:
         """The exceptions whose message is not found, by name: each hands on what others say."""

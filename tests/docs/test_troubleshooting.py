@@ -49,6 +49,8 @@ SOURCE = """
 WHY = "a constant"
 TEXTS = {"a": "from a table", "b": f"of {2}"}
 
+REASONS = {1: "number {0} is wrong"}
+
 def describe(x):
     return f"what {x} is"
 
@@ -80,6 +82,7 @@ def test_what_is_found_in_a_source(tool: ModuleType) -> None:
     assert_expected_inline(
         "\n".join(module.messages()),
         """\
+number {} is wrong
 x is {}, expected 1
 this way
 that {}
