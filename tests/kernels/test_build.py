@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -46,24 +47,40 @@ def test_usage_is_read_from_what_ptxas_says() -> None:
     )
 
 
+def declared(name: str) -> list[str]:
+    """The kernels of a source file."""
+    return sorted(re.findall(r"\b(mok_\w+)(?:, |\(const)", (build.SOURCE / f"{name}.cu").read_text()))
+
+
+def check(made: build.Build, kernels: Sequence[str]) -> None:
+    """The kernels are there, spill nothing, and fit as many threads as they are launched with."""
+    by_name = {usage.kernel: usage for usage in made.usage}
+    assert made.cubin.read_bytes()[:4] == b"\x7fELF"
+    assert sorted(by_name) == declared(made.name) != []
+    for kernel in kernels:
+        usage = by_name[kernel]
+        assert (usage.stack, usage.spilled) == (0, 0), usage
+        assert usage.registers * driver.THREADS <= 65536, usage
+
+
 @needs_nvcc
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("options", [(), ("MOKFX_TRACE",)], ids=["plain", "traced"])
-def test_kernels_compile_for_hopper_without_spills(cache: Path, options: tuple[str, ...]) -> None:
-    builds = build.build_all("sm_90a", options)
+@pytest.mark.timeout(500)
+def test_every_kernel_compiles_for_hopper_without_spills(cache: Path) -> None:
+    builds = build.build_all()
     assert [made.name for made in builds] == list(build.names())
-    found = {usage.kernel for made in builds for usage in made.usage}
-    assert found >= {f"mok_forward_{kind}{up}{down}" for kind in ("general_", "") for up in "kn" for down in "kn"}
     for made in builds:
-        assert made.usage, "ptxas must have reported the kernels"
-        for usage in made.usage:
-            assert (usage.stack, usage.spill_stores, usage.spill_loads) == (0, 0, 0), usage
-            assert usage.registers * driver.THREADS <= 65536, usage
-            assert f"\n{usage.kernel} " in build.table(builds)
-        assert made.cubin.read_bytes()[:4] == b"\x7fELF"
+        check(made, declared(made.name))
+        assert all(f"\n{kernel} " in build.table(builds) for kernel in declared(made.name))
     times = [made.cubin.stat().st_mtime_ns for made in builds]
-    assert build.build_all("sm_90a", options) == builds
+    assert build.build_all() == builds
     assert [made.cubin.stat().st_mtime_ns for made in builds] == times, "a second build must come from the cache"
+
+
+@needs_nvcc
+@pytest.mark.timeout(500)
+def test_kernels_with_timestamps_spill_nothing_either(cache: Path) -> None:
+    # A timeline is of one rank's inference; the entries for tests and training may pay for their timestamps.
+    check(build.build("forward", options=("MOKFX_TRACE",)), ["mok_forward", "mok_forward_general"])
 
 
 @needs_nvcc
@@ -122,7 +139,7 @@ def test_host_and_kernel_agree() -> None:
     text = (build.SOURCE / "layout.cuh").read_text()
     assert f"sizeof(Params) == {ctypes.sizeof(driver.Params)}" in text  # nvcc asserts it of the kernel's
     struct = text[text.index("struct Params {") : text.index("static_assert(sizeof(Params)")]
-    declared = re.findall(r"(\w+)(?:\[\d+\])?(?=[,;])", re.sub(r"//.*", "", struct))
+    declared = re.findall(r"(\w+)(?:\[\w+\])?(?=[,;])", re.sub(r"//.*", "", struct))
     assert declared == [name for name, *_ in driver.Params._fields_]
     assert header("UNIT") == forward.UNIT
     assert header("MAX_EXPERTS") == forward.MAX_EXPERTS
