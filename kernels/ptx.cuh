@@ -55,6 +55,16 @@ __device__ __forceinline__ bool try_wait(uint64_t* barrier, int parity) {
     return done;
 }
 
+__device__ __forceinline__ bool test_wait(uint64_t* barrier, int parity) {  // the same without staying
+    uint32_t done;
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done) : "r"(smem(barrier)), "r"(parity) : "memory");
+    return done;
+}
+
 // ---- fences and barriers among threads
 
 __device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
@@ -214,6 +224,12 @@ __device__ __forceinline__ void store_matrices_transposed(uint32_t to, uint32_t 
 
 __device__ __forceinline__ void store_pair(uint32_t to, uint32_t low, uint32_t high) {  // 8 bytes to shared memory
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(low), "r"(high) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
+    return v;
 }
 
 // The inverse of store_matrices.
