@@ -6,7 +6,11 @@ no other, in the words and the order of the command.
 
 from __future__ import annotations
 
+import pytest
+
 from .table import all_rows, ranks_of, read, render, written
+
+pytest.importorskip("transformers")  # whose blocks are found by reading it
 
 
 def test_has_each_row_once() -> None:
