@@ -15,7 +15,7 @@ from .faults import fault_record
 from .forward import NO_CAPACITY, TICK, WEIGHT_KINDS, WEIGHT_ON, _blocks, _state
 from .layer import Layer
 from .weights import BLOCKS, INTERLEAVED, UNGATED, FirstLayer, Matrices, map_table
-from .workspace import UNIT, rows_of
+from .workspace import THREADS, UNIT, rows_of
 
 TILE_COLUMNS = 256  # TILE_N of layout.cuh
 
@@ -58,7 +58,7 @@ class Gradients:
 
 
 def empty_like_weights(weights: Sequence[Tensor]) -> list[Tensor]:
-    """Buffers for the gradients of no, one stacked [E, in, out] or E listed [in, out] weights, of their shapes and strides.
+    """Buffers for gradients of no, one stacked [E, in, out] or E listed [in, out] weights, of their shapes and strides.
 
     Those of listed weights are slices of one stack, so that one TMA map reaches them all.
     """

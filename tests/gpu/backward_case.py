@@ -103,7 +103,7 @@ def names(call: Call) -> list[str]:
 
 
 def errors(given: Problem, got: list[Tensor], dtype: torch.dtype) -> dict[str, tuple[float, float]]:
-    """By gradient, all matrices of a list together: our relative error, and that of the same products unfused in bf16."""
+    """By gradient, all matrices of a list together: our relative error, and that of the same layer unfused in bf16."""
     truth, theirs = expected(given, dtype), unfused(given)
     by_name: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
     for name, a, b, c in zip(names(given.call), got, theirs, truth, strict=True):
@@ -124,4 +124,4 @@ def check(given: Problem, slack: float = 1.5, **options: Any) -> None:
         assert tensor.dtype == getattr(call, name)[0].dtype if isinstance(getattr(call, name), list) else True
     large = call.x.numel() * call.num_experts * call.w_down[0].shape[-2] >= 2**33
     for name, (ours, theirs) in errors(given, got, torch.float32 if large else torch.float64).items():
-        assert ours <= slack * theirs, f"gradient of {name}: error {ours:.2e}, of an unfused bf16 computation {theirs:.2e}"
+        assert ours <= slack * theirs, f"gradient of {name}: error {ours:.2e}, of an unfused computation {theirs:.2e}"
