@@ -11,6 +11,7 @@ import importlib
 from typing import Any
 
 from .build import build
+from .faults import fault
 
 MAP_BYTES = 128
 MAPS = (
@@ -49,7 +50,8 @@ class Params(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("saved_up", "wide_ids", "weight_kind")),
         ("patience", ctypes.c_uint),
         *((name, ctypes.c_float) for name in ("linear", "cubic", "limit", "offset")),
-        ("reserved", ctypes.c_int * 4),
+        ("only_first", ctypes.c_int),
+        ("reserved", ctypes.c_int * 3),
     )
 
 
@@ -115,8 +117,9 @@ def tensor_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -
 def launch(function: Any, blocks: int, params: ctypes.Structure, stream: int) -> None:
     """One cooperative launch of `blocks` blocks with one argument."""
     argument = ctypes.c_void_p(ctypes.addressof(params))
-    check(
-        bindings().cuLaunchCooperativeKernel(
-            function, blocks, 1, 1, THREADS, 1, 1, SHARED_BYTES, stream, ctypes.addressof(argument)
-        )
+    result = bindings().cuLaunchCooperativeKernel(
+        function, blocks, 1, 1, THREADS, 1, 1, SHARED_BYTES, stream, ctypes.addressof(argument)
     )
+    if int(result[0]) != 0 and (reason := fault()):
+        raise RuntimeError(f"mok.moe: a kernel gave up and took the CUDA context with it: {reason}")
+    check(result)

@@ -432,6 +432,7 @@ __device__ __forceinline__ void run_tiles(const Params& p, Shared& s, int group,
         if (tracing) trace(TILE_STORED, tile.phase);
     }
     out.announce();
+    if (p.only_first) return;
     if (RANKS) {
         __threadfence_system();
         out.barrier();

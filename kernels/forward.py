@@ -11,6 +11,7 @@ from torch import Tensor
 from .activation import packed
 from .driver import MAP_BYTES, MAX_RANKS, Params, kernel, launch, tensor_map
 from .exchange import Ranks
+from .faults import fault_record
 from .layer import Layer
 from .weights import map_table
 from .workspace import UNIT, Workspace
@@ -41,35 +42,6 @@ def _state(device: torch.device, stream: int) -> Tensor:
 
 
 @functools.cache
-def fault_record() -> Tensor:
-    """Host memory in which a kernel that gives up writes why: reason, block, thread, what it found."""
-    return torch.zeros(4, dtype=torch.int32, pin_memory=True)
-
-
-REASONS = {
-    1: "an expert id out of range: {2}",
-    2: "the other blocks of the grid did not arrive",
-    3: "a stage of operands was never filled",
-    4: "a stage of operands was never emptied",
-    5: "no next tile was announced",
-    6: "the announced tile was never read",
-    7: "rows of hidden were not finished by other blocks ({2} had been)",
-    8: "slot outputs were not finished by other blocks ({2} had been)",
-    9: "rank {2} did not send its expert ids",
-    10: "rank {2} did not send its rows of x",
-    11: "rank {2} did not finish its slot outputs",
-}
-
-
-def fault() -> str | None:
-    """Why the last kernel gave up, in a sentence, or None. After a fault the CUDA context is lost."""
-    reason, block, thread, found = fault_record().tolist()
-    if reason == 0:
-        return None
-    return f"block {block}, thread {thread}: " + REASONS[reason].format(block, thread, found)
-
-
-@functools.cache
 def _blocks(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
@@ -81,20 +53,22 @@ def forward(
     layer: Layer,
     *,
     saved: Tensor | None = None,
+    only_first: bool = False,
     timeout: float = 60.0,
     trace: Tensor | None = None,
 ) -> Tensor:
     """y [T, H] bf16 of x [T, H] bf16 (rows of 16-byte multiples), ids and weights [T, k] contiguous.
 
     What it can do is for `provider.supports` to say; here nothing is checked. `saved`: [2, rows, I], or [1, rows, I]
-    without a gate, of x's dtype, filled with the pre-activations of `rows_of` sorted rows (gate, up).
-    `trace`: int64 [blocks, TRACE_EVENTS, 2], filled by a build of its own.
+    without a gate, of x's dtype, filled with the pre-activations of `rows_of` sorted rows (gate, up); with `only_first`
+    nothing else is computed, and y is not set. `trace`: int64 [blocks, TRACE_EVENTS, 2], filled by a build of its own.
     """
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if topk_ids.numel() == 0:
         return y.zero_()
     blocks = _blocks(x.device.index or 0)
     params, _memory = arguments(y, x, topk_ids, topk_weights, layer, blocks, saved, timeout)
+    params.only_first = int(only_first)
     if trace is not None:
         params.trace = trace.data_ptr()
     name = "mok_forward" + variant(layer, saved)

@@ -79,7 +79,8 @@ struct Params {
     int weight_kind;             // 0 float32, 1 bfloat16, 2 float16, 3 float64
     uint32_t patience;           // how long any wait may take, in units of 2^32 ns
     float linear, cubic, limit, offset;  // of the activation, see activate.cuh
-    int reserved[4];
+    int only_first;              // the launch ends after gate/up
+    int reserved[3];
 };
 static_assert(sizeof(Params) == 1728, "kernels/driver.py packs exactly this");
 

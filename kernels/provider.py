@@ -1,4 +1,4 @@
-"""The provider `hopper`: which calls of `mok::moe` the forward kernel can run, and running them."""
+"""The provider `hopper`: which calls of `mok::moe` the kernels can run, and running them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from torch import Tensor
 from . import build
 from .activation import Biases, activation, biases, side_by_side
 from .forward import MAX_CHOICES, MAX_EXPERTS, MAX_UNITS, WEIGHT_KINDS, forward
+from .gradients import gradients
 from .layer import Layer, SharedExpert
+from .settings import settings
+from .shared_gradients import shared_gradients
 from .weights import FirstLayer, Matrices, first_layer, matrices
 from .workspace import UNIT, rows_of
 
@@ -42,12 +45,13 @@ def machine_reason(device: torch.device) -> str | None:
 
 def call_reason(call: Call) -> str | None:
     """Why the kernel cannot run the call on any machine, or None."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in call.tensors()):
-        return "it needs gradients, and only the forward is built"
     if call.group_name is not None:
         return "it is of an expert-parallel group, and only one rank is built"
     if call.x.dtype != torch.bfloat16 or call.y_dtype != torch.bfloat16:
         return f"x is {call.x.dtype} and y {call.y_dtype}, and only torch.bfloat16 is built"
+    needs_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in call.tensors())
+    if needs_gradients and call.weight_on == "input":
+        return "router weights apply to the input and it needs gradients, which are built for 'output' and 'hidden'"
     return _size_reason(call) or _layout_reason(call)
 
 
@@ -115,18 +119,27 @@ def run(call: Call, trace: Tensor | None = None) -> Tensor:
     Raises RuntimeError for what fake tensors cannot tell: too many tokens, or weights at an odd address.
     """
     x, weights, layer = arguments(call)
-    return forward(x, call.topk_ids.contiguous(), weights, layer, trace=trace)
+    return forward(x, call.topk_ids.contiguous(), weights, layer, timeout=settings.timeout_s, trace=trace)
 
 
 def run_saving(call: Call) -> tuple[Tensor, Tensor]:
     """`mok::moe_forward`: the same, and the pre-activations of `saved_shape`, unset in rows that no slot has."""
     x, weights, layer = arguments(call)
     saved = x.new_empty(saved_shape(call))
-    return forward(x, call.topk_ids.contiguous(), weights, layer, saved=saved), saved
+    kept = saved if saved.dim() > 1 else None
+    y = forward(x, call.topk_ids.contiguous(), weights, layer, saved=kept, timeout=settings.timeout_s)
+    return y, saved
 
 
 def saved_shape(call: Call) -> tuple[int | torch.SymInt, ...]:
-    """[2, rows, I]: gate's and up's outputs of each sorted row, before the activation; [1, rows, I] without a gate."""
+    """[2, rows, I]: gate's and up's outputs of each sorted row, before the activation; [1, rows, I] without a gate.
+
+    [0], for nothing, if they are to be computed again.
+    """
+    return (0,) if settings.recompute else _pre_activations_shape(call)
+
+
+def _pre_activations_shape(call: Call) -> tuple[int | torch.SymInt, ...]:
     gated = 2 if call.w_gate else 1
     return gated, rows_of(call.topk_ids.numel(), call.num_experts), call.w_down[0].shape[-2]
 
@@ -162,13 +175,22 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def backward(grad_y: Tensor, call: Call, saved: Tensor | None) -> list[Tensor]:
-    """Not built: raises RuntimeError that says what to do. `supports` refuses calls known to need it."""
-    raise RuntimeError(
-        f"mok.moe: provider {NAME!r} has no backward yet: run the forward under torch.no_grad(), or choose "
-        "another provider with mokfx.ops.set_provider"
+    """`mok::moe_backward` of a call that `supports` accepts; without `saved` the first layer is computed again."""
+    x, weights, layer = arguments(call)
+    if saved is None:
+        saved = x.new_empty(_pre_activations_shape(call))
+        ids = call.topk_ids.contiguous()
+        forward(x, ids, weights, layer, saved=saved, only_first=True, timeout=settings.timeout_s)
+    grad_y = _aligned(grad_y)
+    routed = gradients(grad_y, call, x, weights, layer, saved, timeout=settings.timeout_s)
+    if call.shared_w_gate is None or call.shared_w_down is None:
+        return routed
+    shared = shared_gradients(
+        grad_y, x, call.shared_w_gate, call.shared_w_up, call.shared_w_down, call.shared_sigmoid
     )
+    return [(routed[0] + shared.x).to(x.dtype), *routed[1:], *shared.weights]
 
 
 def version() -> str:
-    """The kernels' build key, which changes with their sources."""
-    return build.source_key()
+    """The kernels' build key, which changes with their sources, and what decides the shape of `saved`."""
+    return f"{build.source_key()} {settings.recompute}"

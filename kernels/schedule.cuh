@@ -221,6 +221,7 @@ __device__ inline Tile tile_at(const Params& p, const Shared& s, int i) {
     Tile tile{};
     int columns = 0, m;
     for (tile.phase = UP; tile.phase != END; tile.phase++) {
+        if (tile.phase == DOWN && p.only_first) continue;
         const int shared_columns = columns_of(p, tile.phase, true);
         if (i < shared_tiles * shared_columns) {
             place_tile(tile, i, shared_tiles, shared_columns, m);

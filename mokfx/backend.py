@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from mokfx.cache import holds_mok_op, salted
 from mokfx.errors import OptionError
 from mokfx.observe import act_on_misses, artifact, forget_warnings, publish, rewrite_and_report
-from mokfx.ops import OP, fingerprint, get_provider, set_provider
+from mokfx.ops import OP, configure, fingerprint, get_provider, set_provider
 from mokfx.options import split_options
 from mokfx.passes.outcome import Miss
 from mokfx.readable import readable
@@ -49,6 +49,7 @@ class MokBackend:
         """
         own, patches = split_options(mode, options)
         _use_provider(own.provider)
+        configure(timeout_s=own.timeout_s, recompute=own.recompute)
         if own.enabled:
             artifact("mok_before_rewrite", lambda: readable(gm))
             report = rewrite_and_report(gm, refused)

@@ -26,6 +26,12 @@ class MokOptions:
     provider: str = "auto"
     """What runs the op, in the whole process. "auto" leaves the setting of the process: at first the fused
     provider of the device, and `reference` on the CPU."""
+    timeout_s: float | None = None
+    """Seconds that a wait inside a fused kernel may take before it gives up with a reason, in the whole process.
+    None leaves the setting of the process: at first 60."""
+    recompute: bool | None = None
+    """Whether a fused kernel keeps nothing for the backward but the layer's inputs, and computes pre-activations
+    again, in the whole process. None leaves the setting of the process: at first it keeps them."""
     compiler: Literal["inductor", "aot_eager", "eager"] = "inductor"
     """What compiles the rest of the graph. The other two are for debugging: no code is generated."""
 
@@ -58,6 +64,10 @@ def _parse(options: Mapping[str, Any]) -> MokOptions:
     for key, value in options.items():
         if key not in names:
             raise OptionError(f"unknown option {key!r}{_suggest(key, names)}; mokfx has {', '.join(names)}")
+        if float in get_args(hints[key.removeprefix(PREFIX)]):
+            if type(value) not in (int, float) or not 0 < value < float("inf"):
+                raise OptionError(f"{key} is {value!r}; it takes a positive number of seconds")
+            continue
         allowed = _choices(key.removeprefix(PREFIX), hints[key.removeprefix(PREFIX)])
         # `1 == True`: the type has to agree as well as the value.
         if not any(type(value) is type(choice) and value == choice for choice in allowed):

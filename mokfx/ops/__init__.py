@@ -9,6 +9,7 @@ from mokfx.ops import autocast as autocast
 from mokfx.ops import autograd as autograd
 from mokfx.ops import dispatch as dispatch
 from mokfx.ops import fake as fake
+from mokfx.kernels.settings import settings as _settings
 from mokfx.ops.arguments import Call
 from mokfx.ops.checks import check
 from mokfx.ops.providers import (
@@ -29,6 +30,7 @@ __all__ = [
     "Provider",
     "all_providers",
     "check",
+    "configure",
     "fingerprint",
     "get_provider",
     "register_provider",
@@ -37,6 +39,20 @@ __all__ = [
     "unsupported_reason",
     "use_provider",
 ]
+
+
+def configure(*, timeout_s: float | None = None, recompute: bool | None = None) -> None:
+    """Settings of the fused kernels for the whole process; None leaves one as it is.
+
+    Args:
+        timeout_s: seconds that any wait inside a kernel may take before it gives up with a reason; at first 60.
+        recompute: keep no pre-activations for the backward, which then computes the first layer again; at first
+            False. Code that was compiled before keeps what it was compiled to keep.
+    """
+    if timeout_s is not None:
+        _settings.timeout_s = timeout_s
+    if recompute is not None:
+        _settings.recompute = recompute
 
 
 def fingerprint() -> str:

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import mokfx
-from mokfx.ops import get_provider, set_provider
+from mokfx.kernels.settings import settings
+from mokfx.ops import configure, fingerprint, get_provider, set_provider
 from mokfx.options import MokOptions, split_options
 
 from .models import Dense, Expert
 
-OWN = "mok.enabled, mok.on_miss, mok.provider, mok.compiler"
+OWN = "mok.enabled, mok.on_miss, mok.provider, mok.timeout_s, mok.recompute, mok.compiler"
 
 
 def test_split() -> None:
@@ -40,6 +41,9 @@ def test_mode_is_what_inductor_makes_of_it(mode: str) -> None:
             "mok.on_miss is 'rais' (did you mean 'raise'?); it takes one of 'ignore', 'warn', 'raise'",
         ),
         ({"mok.enabled": 1}, "mok.enabled is 1; it takes one of True, False"),
+        ({"mok.timeout_s": 0}, "mok.timeout_s is 0; it takes a positive number of seconds"),
+        ({"mok.timeout_s": True}, "mok.timeout_s is True; it takes a positive number of seconds"),
+        ({"mok.recompute": "yes"}, "mok.recompute is 'yes'; it takes one of True, False"),
         ({"mok.compiler": None}, "mok.compiler is None; it takes one of 'inductor', 'aot_eager', 'eager'"),
         (
             {"max_autotun": True},
@@ -90,6 +94,20 @@ def test_provider_is_the_process_s() -> None:
         assert get_provider() == "reference"
     finally:
         set_provider("auto")
+
+
+def test_the_kernels_settings_are_the_process_s_and_part_of_the_cache_key() -> None:
+    before = fingerprint()
+    try:
+        options = {"mok.timeout_s": 2.5, "mok.recompute": True, "mok.compiler": "eager"}
+        torch.compile(Dense().eval(), backend="mok", options=options)(torch.randn(3, 8))
+        assert (settings.timeout_s, settings.recompute) == (2.5, True)
+        assert fingerprint() != before, "code that keeps pre-activations must not be served"
+        torch.compile(Expert(), backend="mok", options={"mok.compiler": "eager"})(torch.randn(3, 8))
+        assert (settings.timeout_s, settings.recompute) == (2.5, True), "what is not given stays"
+    finally:
+        configure(timeout_s=60.0, recompute=False)
+    assert fingerprint() == before
 
 
 def test_inductor_s_options_reach_inductor() -> None:

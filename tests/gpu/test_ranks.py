@@ -126,7 +126,7 @@ def test_an_id_out_of_range_is_found_by_its_rank() -> None:
     program = """
 import torch
 from dataclasses import replace
-from mokfx.kernels.forward import fault
+from mokfx.kernels.faults import fault
 from tests.gpu.test_ranks import *
 group, tokens = VirtualGroup(2, MOST, CHOICES, WIDTH), [50, 50]
 call = whole(BASE, 100)

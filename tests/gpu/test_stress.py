@@ -68,14 +68,14 @@ def test_an_id_out_of_range_ends_the_launch_with_a_reason() -> None:
 import torch
 from tests.gpu.moe_case import make
 from tests.gpu.test_forward import run
-from mokfx.kernels import forward
+from mokfx.kernels.faults import fault
 case = make(100, 256, 128, 8, 2)
 case.ids[17, 1] = 8
 try:
     run(case)
     torch.cuda.synchronize()
 except RuntimeError:
-    print(forward.fault())
+    print(fault())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert "an expert id out of range: 8" in done.stdout, done.stdout + done.stderr

@@ -56,7 +56,7 @@ def test_fused_gate_and_up_are_supported(layout: str) -> None:
 
 
 CHANGES: dict[str, Callable[[], dict[str, object]]] = {
-    "needs gradients": lambda: {"topk_weights": torch.empty(5, 2, requires_grad=True)},
+    "needs gradients": lambda: {"topk_weights": torch.empty(5, 2, requires_grad=True), "weight_on": "input"},
     "expert-parallel group": lambda: {"group_name": "0"},
     "torch.float16": lambda: {"x": torch.empty(5, 192, dtype=torch.float16)},
     "y torch.float32": lambda: {"out_dtype": torch.float32},
@@ -151,9 +151,8 @@ def test_a_machine_without_a_gpu_is_told() -> None:
     assert "x is on cpu" in (provider.supports(call()) or "")
 
 
-def test_the_backward_says_what_to_do() -> None:
-    with pytest.raises(RuntimeError, match="set_provider"):
-        provider.backward(torch.empty(5, 192), call(), None)
+def test_training_is_supported() -> None:
+    assert provider.call_reason(call(topk_weights=torch.empty(5, 2, requires_grad=True))) is None
 
 
 def test_listed_weights_are_supported() -> None:
