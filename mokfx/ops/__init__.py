@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from mokfx.kernels.settings import settings as _settings
 from mokfx.ops import autocast as autocast
 from mokfx.ops import autograd as autograd
 from mokfx.ops import dispatch as dispatch
 from mokfx.ops import fake as fake
-from mokfx.kernels.settings import settings as _settings
 from mokfx.ops.arguments import Call
 from mokfx.ops.checks import check
 from mokfx.ops.providers import (
