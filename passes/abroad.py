@@ -28,6 +28,7 @@ class Abroad:
     bound: ClassVar[None] = None
     definition: ClassVar[None] = None
     distinct: ClassVar[bool] = False
+    dropped: ClassVar[bool] = False
 
     def home(self, index: tuple[Term, ...]) -> Term:
         return substitute(self.body, dict(zip(self.variables, index, strict=True)))

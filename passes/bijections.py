@@ -18,6 +18,7 @@ from mokfx.passes.terms import (
     Substitution,
     Term,
     bound,
+    children_of,
     count,
     integer,
     lin,
@@ -100,11 +101,17 @@ def rows_counted(number: Term) -> Size | None:
     if len(owners) != 1:
         return None
     (keys,) = owners
-    experts = bound(keys.body)
+    experts = None if has_dropped(keys.body) else bound(keys.body)
     sizes = [v.args[1] for v in keys.variables if v.op == "var"]
     if not isinstance(experts, int) or number is not all_of(keys, experts) or RECEIVED in sizes:
         return None
     return product(sizes)
+
+
+def has_dropped(keys: Term) -> bool:
+    """Whether some keys are -1, of slots that are dropped: then the rows of all experts are not all slots."""
+    own = keys.op == "at" and getattr(keys.args[0], "dropped", False)
+    return bool(own) or any(map(has_dropped, children_of(keys)))
 
 
 def is_nothing(number: Term) -> bool:
@@ -156,7 +163,7 @@ class Sort:
 
     def rows_are(self, number: Term, inverse: bool) -> bool:
         """Whether `number` is how many rows are sorted: all positions, before and after, are smaller."""
-        experts = bound(self.body)
+        experts = None if has_dropped(self.body) else bound(self.body)
         return isinstance(experts, int) and number is all_of(self.keys, experts)
 
     def __str__(self) -> str:
@@ -206,6 +213,8 @@ class Exchange:
 
     def rows_are(self, number: Term, inverse: bool) -> bool:
         """Whether `number` is how many rows arrive (`inverse`) or are sent: all positions there are smaller."""
+        if has_dropped(self.keys_sent.body):
+            return False
         if inverse:
             return number is all_of(self.local_keys, self.local_experts)
         return number is all_of(self.keys_sent, self.ranks * self.local_experts)

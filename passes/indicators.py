@@ -65,6 +65,13 @@ def _places_in(term: Term) -> Iterable[tuple[Place, Term]]:
                 yield Place(order, slot, key), rest
 
 
+def is_kept(term: Term) -> Term | None:
+    """The id that an indicator asks to be one of an expert: `-1 < id`, or `0 < id + 1`."""
+    gap = minus(term.args[1], term.args[0]) if term.op == "lt" else integer(0)
+    key, factor = gap.args[1][0] if gap.op == "lin" and len(gap.args[1]) == 1 and gap.args[0] == 1 else (None, 0)
+    return key if key is not None and factor == 1 and key.op == "at" and key.args[0].dropped else None
+
+
 def not_negative(term: Term) -> bool:
     """Whether an index is known to be at least 0; an expert id is by contract, but for the dropped -1."""
     if bound(term) is not None or term.op in ("at", "seg", "count", "start"):

@@ -98,9 +98,13 @@ class FlatPlace:
 
 def flat_place(index: Term) -> FlatPlace | None:
     """A slot's row in buckets of `stride` rows each, if the slot is kept, else some row beyond."""
-    condition, kept, overflow = index.args
+    asked, kept, overflow = index.args
+    placed = [f for f in factors_of(asked) if f.op == "lt" and place_of(f.args[0]) is not None]
+    condition = placed[0] if len(placed) == 1 else asked
     place = place_of(condition.args[0]) if condition.op == "lt" else None
     if place is None or overflow.op != "int" or condition.args[1].op != "int":
+        return None
+    if any(f is not condition and f is not lt(integer(-1), place.key) for f in factors_of(asked)):
         return None
     block = minus(kept, condition.args[0])
     key, stride = block.args[1][0] if block.op == "lin" else (block, 1)

@@ -13,7 +13,7 @@ from mokfx.passes.abroad import is_equal
 from mokfx.passes.bijections import Exchange, Sort
 from mokfx.passes.facts import shape_of
 from mokfx.passes.generalise import generalise
-from mokfx.passes.indicators import place_of
+from mokfx.passes.indicators import is_kept, place_of
 from mokfx.passes.layer import Capacity, Layer, Network, Operand
 from mokfx.passes.network import NotRecognised, Scope, describe, expanded, extent, fuse, network, operand_of
 from mokfx.passes.pieces import atoms, first_choice, pieces_of
@@ -101,6 +101,8 @@ class _Recognition:
         parts = parts_of(summand)
         limits = {p for p in parts if p.op == "lt"}
         parts = [p for p in parts if p not in limits]
+        kept = {p: key for p in limits if (key := is_kept(p)) is not None}
+        limits -= kept.keys()
         _no_leftover(parts)
         scale, parts = _constants(parts)
         weights, outputs = self.split_weights(parts)
@@ -112,6 +114,8 @@ class _Recognition:
         self.find_ids(keys)
         if self.ids is None:
             raise NotRecognised("its experts are not chosen by the ids of a token's choices", 2)
+        if set(kept.values()) != ({_element(self.ids)} if self.ids.leaves[0].dropped else set()):
+            raise NotRecognised("rows are dropped by other ids than the experts are chosen by", 3)
         capacity = self.capacity(limits)
         num_experts, expert, ranks = self.experts(exchange, away)
         scope = Scope(self.input_operand, self.weight_operand, expert, away, casts=set())

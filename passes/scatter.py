@@ -19,6 +19,7 @@ from mokfx.passes.terms import (
     add,
     at_most,
     bound,
+    choose,
     const,
     count,
     delta,
@@ -205,6 +206,8 @@ def scatter(
     if once and solution.residual and not any(picks_once(c) for c in solution.conditions):
         return None
     body = mul([substitute(source.body, solution.mapping), *solution.conditions])
+    if cut is not None and filled is not None and base.body.op == "int" and not solution.residual:
+        return Value(axes, choose(filled, substitute(source.body, solution.mapping), base.body))
     if filled is not None:
         if base.body not in (ZERO, integer(0)) or solution.residual:
             return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.fx import Node
@@ -51,6 +51,8 @@ class Leaf:
     """Its element in terms of other leaves, where a rule knows it."""
     layer: Any = None
     """The MoE layer whose output this is."""
+    dropped: ClassVar[bool] = False
+    """Whether it holds expert ids of which some are -1, and the graph shows which."""
 
     def __str__(self) -> str:
         return self.node.name
@@ -62,6 +64,7 @@ class Stack:
 
     leaves: tuple[Leaf, ...]
     bound: None = field(default=None, init=False)
+    dropped: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return f"[{self.leaves[0]}, ...]"

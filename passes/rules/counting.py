@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mokfx.passes.bijections import all_of, keys_of, sort_of
+from mokfx.passes.bijections import all_of, has_dropped, keys_of, sort_of
 from mokfx.passes.facts import shape_of
 from mokfx.passes.rules.table import Call, rule
+from mokfx.passes.slots import running_count
 from mokfx.passes.sums import open_sum, total
 from mokfx.passes.terms import (
     Term,
@@ -30,9 +31,12 @@ from mokfx.passes.value import Leaf, Value, axis_of, leaf_value, position, size_
 @rule("aten.sort", "aten.argsort")
 def sort(call: Call) -> Sequence[Value | None] | None:
     value = call.value("self")
+    if call["self"].is_floating_point():
+        # As with top-k, what is chosen is data.
+        return _selection(call, *call.out) if isinstance(call.out, list | tuple) else [_chosen(call, call.out)]
     if len(value.axes) != 1 or call["descending"] or not isinstance(call.out, list | tuple):
         return None
-    if value.body.op in ("const", "int") or call["self"].is_floating_point():
+    if value.body.op in ("const", "int") or has_dropped(value.body):
         return None
     (axis,) = value.axes
     new = axis_of(size_of(axis))
@@ -166,7 +170,7 @@ def cumulated(call: Call) -> Value | None:
         return None if begin is None else value.with_body(plus(begin, body))
     if body.op == "delta":
         return _positions_of_key(value, dim)
-    return None
+    return running_count(call, value, dim)
 
 
 def segment_start(body: Term, axis: tuple[Term, ...]) -> Term | None:

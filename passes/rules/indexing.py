@@ -10,6 +10,7 @@ from mokfx.passes.bijections import sort_of
 from mokfx.passes.facts import shape_of
 from mokfx.passes.rules.table import Call, rule
 from mokfx.passes.scatter import scatter
+from mokfx.passes.slots import marks
 from mokfx.passes.sums import open_sum, total
 from mokfx.passes.terms import (
     ONE,
@@ -168,7 +169,20 @@ def gather(call: Call) -> Value | None:
     for d, axis in enumerate(where.axes):
         if d != dim:
             mapping |= bind(source.axes[d], position(axis))
-    return _looked_up(call, Value(where.axes, substitute(source.body, mapping)))
+    value = Value(where.axes, substitute(source.body, mapping))
+    return _number_of_slot(call, where) or _looked_up(call, value)
+
+
+def _number_of_slot(call: Call, where: Value) -> Value | None:
+    """What is picked of all experts' for each choice of a token is data of its own: a router weight."""
+    ids = where.body.args[0] if where.body.op == "at" else None
+    slots = frozenset(v for axis in where.axes for v in axis)
+    if not (call.is_float and isinstance(ids, Leaf) and ids.bound is not None and where.body.free == slots):
+        return None
+    source = call.value("self")
+    if len(source.axes) != 2 or shape_of(call["self"])[1] != ids.bound or not source.body.routed or source.body.perms:
+        return None
+    return leaf_value(Leaf(call.out, call.tracker.node, made_by=call.name), call.shape)
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
@@ -262,7 +276,9 @@ def scatter_along(call: Call) -> Value | None:
     accumulate = call.name != "aten.scatter"
     dims = {d: d for d in range(len(base.axes)) if d != dim}
     result = scatter(call.facts, base, {dim: position_of}, Value(axes, body), dims, accumulate)
-    return _one_hot(call, base, Value(axes, position_of), body, dim, accumulate) if result is None else result
+    if result is None:
+        result = _one_hot(call, base, Value(axes, position_of), body, dim, accumulate)
+    return marks(call, dim) if result is None and not accumulate else result
 
 
 def _one_hot(call: Call, base: Value, where: Value, body: Term, dim: int, accumulate: bool) -> Value | None:

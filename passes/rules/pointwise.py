@@ -7,9 +7,10 @@ import math
 import torch
 
 from mokfx.passes.facts import EMPTY
-from mokfx.passes.indicators import not_negative
+from mokfx.passes.indicators import is_kept, not_negative
 from mokfx.passes.presence import presence
 from mokfx.passes.rules.table import Call, rule
+from mokfx.passes.slots import rest, row_of, smaller
 from mokfx.passes.sums import open_sum, total
 from mokfx.passes.terms import (
     CONDITIONS,
@@ -186,9 +187,17 @@ def compared(call: Call) -> Value | None:
         left, right = right, left
     if call.name in ("aten.le", "aten.ge"):
         right = lin([(right, 1)], 1)
-    if not (left.routed or right.routed):
-        return None
-    return shape.with_body(lt(left, right))
+    asked = lt(left, right)
+    kept = is_kept(asked)
+    if kept is not None:
+        return shape.with_body(lt(integer(-1), kept))
+    return shape.with_body(asked) if left.routed or right.routed else None
+
+
+@rule("aten.minimum")
+def smaller_of(call: Call) -> Value | None:
+    shape, (left, right) = _combine(call)
+    return None if call.is_float else smaller(call, shape.axes, left, right)
 
 
 def _whole(term: Term) -> Term:
@@ -315,6 +324,9 @@ def where(call: Call) -> Value | None:
     if call["self"] is None:
         return None
     axes, (condition, left, right) = align([call.value(name) for name in ("condition", "self", "other")])
+    if not call.is_float and right is integer(-1):
+        return rest(call, axes, condition, left)
+    condition, left = row_of(condition, left) or (condition, left)
     if not condition.routed:
         return None
     if not call.is_float:
