@@ -43,20 +43,18 @@ def test_parts_have_no_answer_to_check() -> None:
         assert measured(ALONE, "plain", backward, ("grouped_mm", "cublas")) == {"grouped_mm": {}, "cublas": {}}
 
 
-def on_two_ranks(rank: int) -> list[dict[str, float]]:
+def on_two_ranks(rank: int) -> dict[str, dict[str, float]]:
     here = ranks("cpu")
     assert here.size == 2 and here.rank == rank and dist.get_world_size() == 2
-    found = []
-    for kind in ("plain", "gpt-oss"):
-        errors = measured(here, kind, True, (*WHOLE, "grouped_mm"))
-        found += [errors[variant] for variant in WHOLE]
-    return found
+    found = measured(here, "plain", True, (*WHOLE, "grouped_mm"))
+    return {"gpt-oss": measured(here, "gpt-oss", True, ("eager",))["eager"]} | found
 
 
 def test_variants_agree_on_two_ranks() -> None:
-    for errors in run_ranks(2, on_two_ranks):
-        assert len(errors) == 2 * len(WHOLE)
-        for each in errors:
+    for errors in run_ranks(2, on_two_ranks, timeout=400):  # each compiles with a cold cache
+        assert errors.pop("grouped_mm") == {}
+        assert set(errors) == {*WHOLE, "gpt-oss"}
+        for each in errors.values():
             assert 0 < max(each.values()) < 3e-2
 
 
