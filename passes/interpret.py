@@ -15,11 +15,13 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from mokfx.passes import rules
+from mokfx.passes.anchors import Anchors, operands
 from mokfx.passes.custom_ops import in_aten
 from mokfx.passes.facts import Facts, shape_of, storage_of
 from mokfx.passes.functions import function_of, outputs_of, why_not_mirror
 from mokfx.passes.layer import Layer
-from mokfx.passes.owners import ids_behind, is_rows, reads_matrices
+from mokfx.passes.mixtures import Mixture, mixture
+from mokfx.passes.owners import ids_behind, is_rows
 from mokfx.passes.recognise import Refusal, recognise
 from mokfx.passes.rules.table import RULES, Call
 from mokfx.passes.terms import Size, Term, apply, at
@@ -66,8 +68,10 @@ class Tracker(TorchDispatchMode):
         self.cuts: list[tuple[Node, set[object]]] = []
         """Where a gradient ends that the op would give, and whose rows it is about."""
         self.calls: list[tuple[Node, str]] = []
-        self.anchors: list[tuple[Node, object]] = []
-        """What looks like a layer: products of routed rows and all-to-alls of data, with the ids that routed them."""
+        self.anchors = Anchors()
+        """What looks like a layer."""
+        self.mixtures: dict[Leaf, tuple[Node, Mixture]] = {}
+        """Sums over all experts, by their weights."""
         self.refusals: list[tuple[Node, Refusal, set[object]]] = []
         """Sums over experts or choices that are not the MoE of anything."""
         self.unread: list[Unread] = []
@@ -112,13 +116,15 @@ class Tracker(TorchDispatchMode):
     def _record(self, call: Call) -> None:
         target = call["self"]
         self.calls.append((self.node, call.name))
-        self._note_anchor(call)
+        before = [self.facts.get(t) for t in operands(call)]
         writes = [
             call.arguments[a.name]
             for a in call.func._schema.arguments
             if a.alias_info is not None and a.alias_info.is_write and isinstance(call[a.name], torch.Tensor)
         ]
         if writes:
+            if before:
+                self.anchors.see(call, self.node, before, None)
             self._record_write(call, writes)
             return
         result = self._apply_rule(call)
@@ -127,6 +133,8 @@ class Tracker(TorchDispatchMode):
         if len(values) != len(outs):
             values = [None] * len(outs)
         routed = [v for v in self._inputs(call) if v.body.routed]
+        if before:
+            self.anchors.see(call, self.node, before, result)
         unknown = False
         for i, (out, value) in enumerate(zip(outs, values, strict=True)):
             if not isinstance(out, torch.Tensor):
@@ -139,20 +147,6 @@ class Tracker(TorchDispatchMode):
                 self.facts.add_view(out, target, ViewOf(call, i if isinstance(call.out, list | tuple) else None))
         if unknown and routed:
             self.unread.append(Unread(call.name, self.node, tuple(routed)))
-
-    def _note_anchor(self, call: Call) -> None:
-        """Remember what looks like a layer."""
-        if self.inside_function and self.node in (node for node, _ in self.anchors):
-            return
-        tensors = [call[name] for name in ANCHORS.get(call.name, ()) if isinstance(call[name], torch.Tensor)]
-        values = [self.facts.get(t) for t in tensors if t.is_floating_point()]
-        exchange = call.name.endswith("all_to_all_single")
-        routed = [v for v in values if v is not None and (v.body.routed or reads_matrices(v.body))]
-        if routed:
-            behind = {owner for v in routed for owner in ids_behind(v.body)}
-            self.anchors += [(self.node, owner) for owner in behind]
-        elif exchange and values:
-            self.anchors.append((self.node, None))
 
     def _record_write(self, call: Call, writes: list[torch.Tensor]) -> None:
         result = RULES[call.name](call) if call.name in RULES and len(writes) == 1 else None
@@ -206,10 +200,14 @@ class Tracker(TorchDispatchMode):
             self.cuts.append((self.node, ids_behind(value.body)))
         leaf = value.body.args[0] if value.body.op == "at" else None
         if isinstance(leaf, Leaf) and leaf.tensor is out:
-            if leaf.definition is None or leaf.layer is not None or leaf.definition.body.op not in ("add", "mul"):
+            definition = leaf.definition
+            if definition is None or leaf.layer is not None or definition.body.op not in ("add", "mul", "sum"):
                 return
-            value = leaf.definition
+            value = definition
         layer = recognise(value)
+        mixed = mixture(value) if layer is None and not value.body.routed else None
+        if mixed is not None:
+            self.mixtures[mixed.weights] = (self.node, mixed)
         if isinstance(layer, Refusal):
             self.refusals.append((self.node, layer, ids_behind(value.body)))
         elif layer is not None:
@@ -226,14 +224,6 @@ class Tracker(TorchDispatchMode):
         return found
 
 
-ANCHORS = {
-    "aten.mm": ("self", "mat2"),
-    "aten.bmm": ("self", "mat2"),
-    "aten.addmm": ("mat1", "mat2"),
-    "aten.baddbmm": ("batch1", "batch2"),
-    "aten._grouped_mm": ("self", "mat2"),
-    "_c10d_functional.all_to_all_single": ("input",),
-}
 _KEPT = frozenset(("at", "const", "cast"))
 
 

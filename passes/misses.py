@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 from torch.fx import Node
@@ -11,6 +10,7 @@ from mokfx.passes.interpret import Tracker
 from mokfx.passes.outcome import Miss
 from mokfx.passes.owners import is_rows, owners
 from mokfx.passes.source import source_of
+from mokfx.passes.value import Leaf
 
 UNREAD = {
     "_c10d_functional.all_to_all_single": (
@@ -34,9 +34,7 @@ class Reason:
 def near_misses(tracker: Tracker, refused: list[tuple[Reason, set[object]]], covered: set[Node]) -> list[Miss]:
     """One miss for each group of expert products or all-to-alls that no match covers."""
     misses: list[Miss] = []
-    anchors: dict[object, list[Node]] = defaultdict(list)
-    for node, owner in tracker.anchors:
-        anchors[owner].append(node)
+    anchors = tracker.anchors.layers()
     for owner, nodes in sorted(anchors.items(), key=lambda item: item[0] is None):
         if any(node in covered for node in nodes):
             continue
@@ -45,7 +43,10 @@ def near_misses(tracker: Tracker, refused: list[tuple[Reason, set[object]]], cov
         reason = _best(tracker, owner, refused, nodes)
         source = source_of(reason.node)
         misses.append(Miss(reason.text, source.where, source.code, reason.node.name))
-    if not anchors and not covered:
+    for node, mixed in tracker.mixtures.values():
+        source = source_of(node)
+        misses.append(Miss(mixed.reason, source.where, source.code, node.name))
+    if not misses and not anchors and not covered:
         misses += _lost_before_the_experts(tracker)
     return list(dict.fromkeys(misses))
 
@@ -78,6 +79,8 @@ def _reaches_a_product(node: Node) -> bool:
 
 def _best(tracker: Tracker, owner: object, refused: list[tuple[Reason, set[object]]], nodes: list[Node]) -> Reason:
     """Why the layer of one set of expert ids was left alone."""
+    if owner in tracker.anchors.takers.first:
+        return Reason(owner.node, _chosen(owner))
     order = {node: i for i, node in enumerate(nodes[0].graph.nodes)}
     about = [reason for reason, whose in refused if owner in whose]
     if about:
@@ -108,6 +111,13 @@ def _best(tracker: Tracker, owner: object, refused: list[tuple[Reason, set[objec
     if owner is None:
         return Reason(nodes[0], "this all-to-all moves no rows that were sorted by expert")
     return Reason(nodes[-1], "the rows of the experts never come back to their tokens as a weighted sum")
+
+
+def _chosen(tokens: Leaf) -> str:
+    return (
+        f"the experts choose their tokens (`{tokens}`): a token's experts are not the top-k of its own scores, "
+        "which is what the op computes"
+    )
 
 
 def _blamed(tracker: Tracker, node: Node, names: tuple[str, ...], order: dict[Node, int]) -> Node:

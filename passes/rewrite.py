@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -92,12 +92,39 @@ ROUTING = frozenset(
 
 
 def may_hold_layer(module: GraphModule) -> bool:
-    """Whether a graph is worth reading: it has a call that routes, or indexes with a tensor."""
-    return any(_routes(node) for node in module.graph.nodes if node.op.startswith("call_"))
+    """Whether a graph is worth reading: it has a call that routes, or indexes with a tensor, or may mix experts."""
+    calls = [node for node in module.graph.nodes if node.op.startswith("call_")]
+    return any(map(_routes, calls)) or _may_mix(module, calls)
+
+
+def _may_mix(module: GraphModule, calls: Sequence[Node]) -> bool:
+    """Whether a softmax may weigh experts: it is a factor, or there are stacked weights or outputs.
+
+    What attention does with its softmax is a matrix product; that alone is not read.
+    """
+    softmaxes = [node for node in calls if _name(node) == "softmax"]
+    if not softmaxes:
+        return False
+    weights = [n.meta.get("example_value") for n in module.graph.nodes if n.op == "placeholder"]
+    stacked = any(isinstance(w, torch.nn.Parameter) and w.dim() == 3 and w.shape[0] > 1 for w in weights)
+    return stacked or any(_name(node) == "stack" for node in calls) or any(map(_weighs, softmaxes))
+
+
+MOVED = frozenset(("getitem", "unsqueeze", "select", "unbind", "chunk", "split", "to", "float", "div", "truediv"))
+
+
+def _weighs(node: Node) -> bool:
+    """Whether a tensor, or a part of it, is a factor."""
+    users = list(node.users)
+    return any(_name(user) in ("mul", "mul_") or (_name(user) in MOVED and _weighs(user)) for user in users)
+
+
+def _name(node: Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
 def _routes(node: Node) -> bool:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    name = _name(node)
     if name == "getitem":
         index = node.args[1]
         return any(isinstance(i, Node) for i in (index if isinstance(index, tuple) else (index,)))

@@ -314,10 +314,15 @@ no rule says what `roll` makes of rows that were routed to experts
             "\n\n".join(rows),
             """\
 expert_choice (the experts choose the tokens):
-no layer in sight
+the experts choose their tokens (`tokens`): a token's experts are not the top-k of its own scores,
+which is what the op computes
+    strangers.py: weights, tokens = torch.topk(probs.t(), x.shape[0] * self.sizes.top_k //
+    self.sizes.experts, dim=1)
 
 soft_mixture (the experts get mixtures of tokens):
-no layer in sight
+the experts are given mixtures of all tokens, weighed by `softmax`: no token is sent to its top-k
+experts, which is what the op does
+    strangers.py: return torch.einsum("te,eh->th", logits.softmax(1), self.ffn(buckets).squeeze(1))
 
 largest_choice (the choices are not summed):
 an expert reads `l_x_` at another position than its row's token
@@ -327,9 +332,7 @@ many_heads (there is no router):
 no layer in sight
 
 sorted_embedding (there are no experts):
-the rows do not come back in the order in which they left: the order `order` is not undone by its
-own inverse
-    strangers.py: return (x[order] @ self.gate[0] @ self.down[0])[order.argsort()]
+no layer in sight
 
 sequence_parallel (the all-to-all has nothing to do with experts):
 this all-to-all moves no rows that were sorted by expert
