@@ -236,10 +236,10 @@ __device__ __forceinline__ void store_tile(const BackwardParams& p, const Outbox
 
 // The products of rows `unit` of the tile with its columns from 64 * `column` on: 2 N of them.
 template <bool A_TRANSPOSED, bool B_TRANSPOSED, int N>
-__device__ __forceinline__ void multiply(const BackwardParams& p, BackwardShared& s, Ring& ring, Outbox& out, const Tile& tile, int unit, int column, float (&sum)[N]) {
+__device__ __forceinline__ void multiply(const BackwardParams& p, Shared& s, Ring& ring, Outbox& out, const Tile& tile, int unit, int column, float (&sum)[N]) {
     constexpr int NEXT_A = A_TRANSPOSED ? 2048 >> 4 : 32 >> 4;  // 16 k on, in the descriptor's units
     constexpr int NEXT_B = B_TRANSPOSED ? 2048 >> 4 : 32 >> 4;
-    const int steps = steps_of(p, s, tile), tail = A_TRANSPOSED ? s.tail[tile.expert] : 0;
+    const int steps = steps_of(p, s, tile);
     for (int step = 0; step < steps; step++, ring.next()) {
         Stage& stage = s.stage[ring.stage()];
         wait(p, &s.full[ring.stage()], ring.parity(), FULL);
@@ -247,16 +247,8 @@ __device__ __forceinline__ void multiply(const BackwardParams& p, BackwardShared
         const uint64_t a = descriptor(smem(stage.a + unit * UNIT * TILE_K), 0);
         const uint64_t b = descriptor(smem(stage.b + column * 64 * TILE_K), B_TRANSPOSED ? 64 * TILE_K * 2 : 0);
         wgmma_fence();
-#if !defined(MOKFX_FULL) && !defined(MOKFX_TRACE)
-        if (A_TRANSPOSED && step + 1 == steps) {
-#pragma unroll 1
-            for (int k = 0; k < tail; k++) wgmma<B_TRANSPOSED, A_TRANSPOSED>(sum, a + k * NEXT_A, b + k * NEXT_B);
-        } else
-#endif
-        {
 #pragma unroll
-            for (int k = 0; k < TILE_K / 16; k++) wgmma<B_TRANSPOSED, A_TRANSPOSED>(sum, a + k * NEXT_A, b + k * NEXT_B);
-        }
+        for (int k = 0; k < TILE_K / 16; k++) wgmma<B_TRANSPOSED, A_TRANSPOSED>(sum, a + k * NEXT_A, b + k * NEXT_B);
         wgmma_commit();
         if (step == 1) out.announce(p);  // of the tile before, while the tensor cores are busy
         wgmma_wait<0>();
@@ -265,7 +257,7 @@ __device__ __forceinline__ void multiply(const BackwardParams& p, BackwardShared
 }
 
 template <bool FIRST_N_MAJOR, bool DOWN_N_MAJOR, int N>
-__device__ __forceinline__ void run_tile(const BackwardParams& p, BackwardShared& s, Ring& ring, Outbox& out, const Tile& tile, Tracer& trace) {
+__device__ __forceinline__ void run_tile(const BackwardParams& p, Shared& s, Ring& ring, Outbox& out, const Tile& tile, Tracer& trace) {
     float sum[N];  // 128: our own unit of rows, all columns; 64: the only unit, our half of the columns
 #pragma unroll
     for (float& x : sum) x = 0;
@@ -341,7 +333,6 @@ __device__ __forceinline__ void backward(const BackwardParams& p) {
         fence_barrier_init();
     }
     make_schedule(p, s, trace);
-    find_tails(p, s);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp < 4) {
         registers_down<PRODUCER_REGISTERS>();

@@ -36,7 +36,6 @@ static_assert(sizeof(BackwardParams) == sizeof(Params) + 384, "kernels/backward.
 
 struct BackwardShared : Shared {
     int summed;  // parts of dx that warps of this block have taken
-    uint8_t tail[MAX_EXPERTS];  // of each expert's last 64 rows, how many times 16 hold slots
 };
 static_assert(sizeof(BackwardShared) <= 232448, "more shared memory than a block can have");
 
@@ -106,16 +105,6 @@ __device__ __forceinline__ int steps_of(const BackwardParams& p, const Shared& s
         case D_ROWS: return p.parts * p.inner / TILE_K;
         default: return s.unit_begin[tile.expert + 1] - s.unit_begin[tile.expert];
     }
-}
-
-// Slots fill an expert's rows from the first on, so three tokens tell.
-__device__ __forceinline__ void find_tails(const BackwardParams& p, BackwardShared& s) {
-    for (int e = threadIdx.x; e < p.experts; e += THREADS) {
-        if (s.unit_begin[e + 1] == s.unit_begin[e]) continue;
-        const int* tokens = p.row_token + (s.unit_begin[e + 1] - 1) * UNIT;
-        s.tail[e] = 1 + (tokens[16] >= 0) + (tokens[32] >= 0) + (tokens[48] >= 0);
-    }
-    __syncthreads();
 }
 
 // Stages that follow those of D_HIDDEN, with the saved pre-activations of 64 columns of two units: our two units of rows,
