@@ -21,7 +21,7 @@ from mokfx.passes.facts import Facts, shape_of, storage_of
 from mokfx.passes.functions import function_of, outputs_of, why_not_mirror
 from mokfx.passes.layer import Layer
 from mokfx.passes.mixtures import Mixture, mixture
-from mokfx.passes.owners import ids_behind, is_rows
+from mokfx.passes.owners import ids_behind, is_rows, reads_matrices
 from mokfx.passes.recognise import Refusal, recognise
 from mokfx.passes.rules.table import RULES, Call
 from mokfx.passes.terms import Size, Term, apply, at
@@ -37,6 +37,8 @@ class Unread:
     name: str
     node: Node
     inputs: tuple[Value, ...]
+    group: str | None = None
+    """The group of an exchange."""
 
 
 @dataclass
@@ -145,8 +147,10 @@ class Tracker(TorchDispatchMode):
             unknown |= value is None
             if isinstance(target, torch.Tensor) and out is not target and storage_of(out) == storage_of(target):
                 self.facts.add_view(out, target, ViewOf(call, i if isinstance(call.out, list | tuple) else None))
+        if unknown and not routed and call.name in JOINS:
+            routed = [v for v in self._inputs(call) if reads_matrices(v.body)]
         if unknown and routed:
-            self.unread.append(Unread(call.name, self.node, tuple(routed)))
+            self.unread.append(Unread(call.name, self.node, tuple(routed), call["group_name"]))
 
     def _record_write(self, call: Call, writes: list[torch.Tensor]) -> None:
         result = RULES[call.name](call) if call.name in RULES and len(writes) == 1 else None
@@ -224,6 +228,8 @@ class Tracker(TorchDispatchMode):
         return found
 
 
+JOINS = frozenset(("aten.amax", "aten.amin", "aten.prod"))
+"""What joins a token's outputs to something else than their sum."""
 _KEPT = frozenset(("at", "const", "cast"))
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from mokfx.passes.interpret import Tracker
+from mokfx.passes.bijections import Exchange
+from mokfx.passes.interpret import JOINS, Tracker, Unread
 from mokfx.passes.outcome import Miss
 from mokfx.passes.owners import is_rows, owners
 from mokfx.passes.source import source_of
@@ -16,6 +17,10 @@ UNREAD = {
     "_c10d_functional.all_to_all_single": (
         "this all-to-all's splits are not the numbers of rows that routing sends to each rank"
     ),
+    "aten.index_put": "rows are written here at places that do not follow from the ids that sorted them",
+    "aten.amax": "the outputs of a token's experts are joined to their largest, not summed",
+    "aten.amin": "the outputs of a token's experts are joined to their smallest, not summed",
+    "aten.prod": "the outputs of a token's experts are multiplied, not summed",
     "aten.native_dropout": "an expert drops values at random, which the op does not do",
     "aten.bernoulli": "an expert draws random numbers, which the op does not do",
     "aten.native_layer_norm": "an expert normalises its values, which is no part of the networks that the op computes",
@@ -91,6 +96,10 @@ def _best(tracker: Tracker, owner: object, refused: list[tuple[Reason, set[objec
     for node, text in tracker.functions:
         if owner in owners(tracker.function_inputs.get(node, ())):
             return Reason(node, f"an autograd.Function on the rows is not part of a layer: {text}")
+    for unread in tracker.unread:
+        ended = _first_of_all(unread) if owner in owners(unread.inputs) else None
+        if ended is not None:
+            return Reason(unread.node, ended)
     judged = [
         (refusal.depth, order[node], node, refusal) for node, refusal, whose in tracker.refusals if owner in whose
     ]
@@ -111,6 +120,16 @@ def _best(tracker: Tracker, owner: object, refused: list[tuple[Reason, set[objec
     if owner is None:
         return Reason(nodes[0], "this all-to-all moves no rows that were sorted by expert")
     return Reason(nodes[-1], "the rows of the experts never come back to their tokens as a weighted sum")
+
+
+def _first_of_all(unread: Unread) -> str | None:
+    """What an unread op says more of than any sum that it takes part in: another group, or another way to join."""
+    left = {b.group for v in unread.inputs for b in v.body.perms if isinstance(b, Exchange)} - {unread.group}
+    if unread.group is not None and left:
+        return (
+            f"rows leave by the all-to-all over group {min(left)!r}, but come back by one over group {unread.group!r}"
+        )
+    return UNREAD[unread.name] if unread.name in JOINS else None
 
 
 def _chosen(tokens: Leaf) -> str:

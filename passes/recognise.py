@@ -71,7 +71,22 @@ def recognise(value: Value) -> Layer | Refusal | None:
     try:
         return _Recognition(value).layer()
     except NotRecognised as why:
+        drawn = next((leaf for leaf in map(_drawn, subterms(body)) if leaf is not None), None)
+        if drawn is not None:
+            return Refusal("an expert drops values at random, which the op does not do", why.depth, RANDOM)
         return Refusal(why.reason, why.depth, why.blame)
+
+
+RANDOM = ("aten.bernoulli", "aten.native_dropout")
+
+
+def _drawn(term: Term) -> Leaf | None:
+    """The random mask, maybe rescaled, that a term is an element of."""
+    leaf = term.args[0] if term.op == "at" else None
+    if isinstance(leaf, Leaf) and leaf.definition is not None:
+        scaled = [f for f in parts_of(leaf.definition.body) if f.op != "const"]
+        leaf = scaled[0].args[0] if len(scaled) == 1 and scaled[0].op == "at" else None
+    return leaf if isinstance(leaf, Leaf) and leaf.made_by in RANDOM else None
 
 
 def _candidate(body: Term) -> bool:

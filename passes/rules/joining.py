@@ -82,7 +82,7 @@ def _join(bodies: Sequence[Term], rows: Sequence[Axis], lengths: Sequence[Term],
         # Rows followed by empty ones, for slots that have no place to be read from; or counts, and what is left over.
         return mul([lt(row, lengths[0]), substitute(bodies[0], bind(rows[0], row))])
     if not any(rows) and any(body.routed for body in bodies):
-        return generalise(bodies, row)  # a row each, as of the experts of a rank; what a router joins is data of its own
+        return generalise(bodies, row)  # a row each, as of a rank's experts; what a router joins is data of its own
     shifted: list[Term] = []
     for body, axis, begin in zip(bodies, rows, offsets, strict=True):
         if len(axis) > 1:

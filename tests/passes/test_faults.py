@@ -78,9 +78,8 @@ an expert has more than two projections: `silu(a matrix product)` is projected a
     combine.py: return (slots * weights.unsqueeze(-1)).sum(dim=1)
 
 dropout (dropout inside the expert):
-the rows do not come back in the order in which they left: the order `order` is not undone by its
-own inverse
-    combine.py: return out[order.argsort()]
+an expert drops values at random, which the op does not do
+    faults.py: layer.ffn.hidden_tap = lambda h: F.dropout(h, 0.5, training=True)
 
 noise (noise inside the expert):
 no rule says what `randn_like` makes of rows that were routed to experts
@@ -128,7 +127,7 @@ an expert reads `l_x_` at another position than its row's token
     combine.py: return (slots * weights.unsqueeze(-1)).sum(dim=1)
 
 other_counts (the counts are those of other ids):
-no rule says what `index_put` makes of rows that were routed to experts
+rows are written here at places that do not follow from the ids that sorted them
     experts.py: padded[expert, place] = rows
 
 detached_rows (the rows are detached: x gets no gradient through the experts):
@@ -255,9 +254,9 @@ the gradient of the rows is cut here (detach or no_grad), where the op would giv
     group))
 
 two_groups (another group on the way back):
-the rows do not come back in the order in which they left: the all-to-all over group '0', the order
-`order` are not all undone by their own inverses
-    experts.py: return m.network(padded, _batched(m, product), weight)[expert, place]""",
+rows leave by the all-to-all over group '0', but come back by one over group '1'
+    collectives.py: return funcol.wait_tensor(funcol.all_to_all_single(x, out_splits, in_splits,
+    group))""",
         )
 
     def test_an_exchange_of_buckets(self) -> None:
@@ -325,8 +324,8 @@ experts, which is what the op does
     strangers.py: return torch.einsum("te,eh->th", logits.softmax(1), self.ffn(buckets).squeeze(1))
 
 largest_choice (the choices are not summed):
-an expert reads `l_x_` at another position than its row's token
-    strangers.py: out = torch.bmm(h, self.down[flat]).view(x.shape[0], k, -1)
+the outputs of a token's experts are joined to their largest, not summed
+    strangers.py: return (out * weights.unsqueeze(-1)).amax(dim=1)
 
 many_heads (there is no router):
 no layer in sight
