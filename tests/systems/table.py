@@ -21,7 +21,7 @@ README = Path(__file__).parent.parent.parent / "README.md"
 BEGIN = "<!-- systems: written by `python -m tests.systems.table` -->"
 END = "<!-- /systems -->"
 HEADER = "| system | layers | expert parallel | `mok.moe` | kept, or why not |\n|---|---|---|---|---|"
-MODULES = ("transformers_rows",)
+MODULES = ("transformers_rows", "torchtitan_rows", "deepspeed_rows")
 """Where rows are, in the order of the table."""
 
 Cells = tuple[str, str, str, str]

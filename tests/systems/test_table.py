@@ -14,7 +14,7 @@ pytest.importorskip("transformers")  # whose blocks are found by reading it
 
 
 def test_has_each_row_once() -> None:
-    names = [(row.system, row.layer, row.parallel) for row in all_rows()]
+    names = [(row.system, row.layer, ranks_of(row)) for row in all_rows()]
     assert len(set(names)) == len(names)
     assert not [row.layer for row in all_rows() if ", " in row.layer or "|" in row.layer]
 

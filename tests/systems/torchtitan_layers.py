@@ -148,9 +148,9 @@ def deepseek_v3_model(layers: int = 3, dense: int = 1) -> Config:
     return DeepSeekV3Model.Config(**ends(), layers=blocks, mtp_layers=[])
 
 
-def built(config: Config, dtype: torch.dtype | None = None) -> nn.Module:
+def built(config: Config, dtype: torch.dtype | None = None, seed: int = SEED) -> nn.Module:
     """What a config describes, with the same weights at each call and on each rank."""
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     model: nn.Module = config.build()
     model.init_states()  # type: ignore[operator]
     return model if dtype is None else model.to(dtype)

@@ -47,7 +47,8 @@ def layer(config: Callable[[], Config], dtype: torch.dtype) -> Case:
 
 
 def model(config: Callable[[], Config], dtype: torch.dtype) -> Case:
-    return Case(built(config(), dtype), tokens(), moe_layers=2)
+    # Weights for which no token's choice in the second layer is so close that rounding in the first one decides it.
+    return Case(built(config(), dtype, seed=1), tokens(), moe_layers=2)
 
 
 def expert_parallel(config: Callable[[], Config], dtype: torch.dtype) -> Case:
