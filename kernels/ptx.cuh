@@ -120,22 +120,10 @@ __device__ __forceinline__ void tma_load(const TensorMap* map, uint64_t* barrier
                  ::"r"(smem(to)), "l"(map), "r"(smem(barrier)), "r"(x), "r"(y), "r"(z) : "memory");
 }
 
-__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-
-__device__ __forceinline__ void tma_store_uncommitted(const TensorMap* map, const void* from, int x, int y) {
+__device__ __forceinline__ void tma_store(const TensorMap* map, const void* from, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
                  ::"l"(map), "r"(smem(from)), "r"(x), "r"(y) : "memory");
-}
-
-__device__ __forceinline__ void tma_store(const TensorMap* map, const void* from, int x, int y) {
-    tma_store_uncommitted(map, from, x, y);
-    tma_store_commit();
-}
-
-__device__ __forceinline__ void tma_store(const TensorMap* map, const void* from, int x, int y, int z) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
-                 ::"l"(map), "r"(smem(from)), "r"(x), "r"(y), "r"(z) : "memory");
-    tma_store_commit();
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
 template <int N> __device__ __forceinline__ void tma_store_wait_read() {  // all but N have left shared memory
