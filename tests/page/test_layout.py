@@ -36,7 +36,8 @@ def test_boxes_bands_and_edges(report_of: Callable[[str], Report], name: str, la
 
 
 def check(drawing: Drawing, layout: Layout) -> None:
-    assert [(box.width, box.height) for box in layout.boxes] == pytest.approx([size_of(s) for s in drawing.steps])
+    sides = [side for box in layout.boxes for side in (box.width, box.height)]
+    assert sides == pytest.approx([side for step in drawing.steps for side in size_of(step)])
     for a, b in combinations(layout.boxes, 2):
         assert not overlap(a, b)
     canvas = Box(0, 0, layout.width, layout.height)

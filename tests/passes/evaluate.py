@@ -35,6 +35,7 @@ POINTWISE: dict[str, Callable[..., float]] = {
     "silu": lambda x: x / (1 + math.exp(-x)),
     "relu": lambda x: max(x, 0.0),
     "tanh": math.tanh,
+    "erf": math.erf,
     "exp": math.exp,
     "abs": abs,
     "sqrt": math.sqrt,

@@ -206,6 +206,6 @@ def check_faults(rank: int, count: int) -> int:
 
 
 def test_faults_that_match_are_equal() -> None:
-    first, second = run_ranks(2, check_faults, 100, timeout=300)
+    first, second = run_ranks(2, check_faults, 150, timeout=300)
     assert first == second
     assert first > 15
