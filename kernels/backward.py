@@ -15,7 +15,7 @@ from .faults import fault_record
 from .forward import NO_CAPACITY, TICK, WEIGHT_KINDS, WEIGHT_ON, _blocks, _state
 from .layer import Layer
 from .weights import BLOCKS, INTERLEAVED, UNGATED, FirstLayer, Matrices, map_table
-from .workspace import THREADS, UNIT, rows_of
+from .workspace import THREADS, UNIT, Buffers, rows_of
 
 TILE_COLUMNS = 256  # TILE_N of layout.cuh
 
@@ -103,7 +103,7 @@ def backward(
     chunk = max(1, -(-slots // (blocks * THREADS))) * THREADS  # what each block counts: whole rounds of its threads
     chunks = -(-slots // chunk)
     rows = rows_of(slots, experts)
-    work = _Buffers(
+    work = Buffers(
         device,
         hidden=rows * inner * 2,
         first=rows * parts * inner * 2,
@@ -188,18 +188,6 @@ def _gradient(into: Matrices, turned: bool = False) -> Gradient:
     stack = into.stacked()
     strides = stack.row_stride, stack.column_stride
     return Gradient(stack.addresses[0], stack.spacing, *(strides[::-1] if turned else strides))
-
-
-class _Buffers:
-    """Buffers of one call, cut from one allocation of torch's allocator, which knows streams and graphs."""
-
-    def __init__(self, device: torch.device, **sizes: int) -> None:
-        ends, total = {}, 0
-        for name, size in sizes.items():
-            ends[name] = total
-            total += -(-size // 256) * 256
-        self.memory = torch.empty(total, dtype=torch.uint8, device=device)
-        self.address = {name: self.memory.data_ptr() + at for name, at in ends.items()}
 
 
 def _address(tensor: Tensor | None) -> int | None:

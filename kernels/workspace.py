@@ -15,8 +15,20 @@ def rows_of(slots: int, experts: int) -> int:
     return (slots // UNIT + experts) * UNIT
 
 
-class Workspace:
+class Buffers:
     """Buffers of one call, cut from one allocation of torch's allocator, which knows streams and graphs."""
+
+    def __init__(self, device: torch.device, **sizes: int) -> None:
+        ends, total = {}, 0
+        for name, size in sizes.items():
+            ends[name] = total
+            total += -(-size // 256) * 256
+        self.memory = torch.empty(total, dtype=torch.uint8, device=device)
+        self.address = {name: self.memory.data_ptr() + at for name, at in ends.items()}
+
+
+class Workspace(Buffers):
+    """The buffers of a forward, and how many rows, chunks and flags they hold."""
 
     def __init__(
         self,
@@ -49,9 +61,4 @@ class Workspace:
             "histogram": self.chunks * experts * 4,
             "ready": (self.flags + shared_flags) * 4,
         }
-        ends, total = {}, 0
-        for name, size in parts.items():
-            ends[name] = total
-            total += -(-size // 256) * 256
-        self.memory = torch.empty(total, dtype=torch.uint8, device=device)
-        self.address = {name: self.memory.data_ptr() + at for name, at in ends.items()}
+        super().__init__(device, **parts)
