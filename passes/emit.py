@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -93,8 +94,15 @@ class Emitter:
         operand = self.layer.weights
         if operand is None:
             return self.call(aten.ones_like.default, (ids,), {"dtype": self.value(x).dtype})
-        node = self.cast(self.slots(operand), operand)
+        node = self.cast(self.picked(operand, ids) if operand.picked else self.slots(operand), operand)
         return node if operand.scale == 1.0 else self.call(aten.mul.Tensor, (node, operand.scale))
+
+    def picked(self, operand: Operand, ids: Node) -> Node:
+        """Of a tensor [T, E] the numbers of the experts that were chosen."""
+        scores = self.rows(replace(operand, casts=()), self.layer.num_experts)
+        if self.value(ids).dtype != torch.int64:
+            ids = self.call(aten.to.dtype, (ids, torch.int64))
+        return self.call(aten.gather.default, (scores, 1, ids))
 
     # -- experts ---------------------------------------------------------------------------------------------------
 

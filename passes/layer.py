@@ -20,6 +20,8 @@ class Operand:
     index: tuple[Term, ...]
     casts: tuple[torch.dtype, ...] = ()
     scale: float = 1.0
+    picked: bool = False
+    """Whether it has a number for each expert, of which a choice's own is read."""
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:

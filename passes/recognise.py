@@ -7,7 +7,7 @@ left is compared with the definition: each index must be this token, this choice
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mokfx.passes.abroad import is_equal
 from mokfx.passes.bijections import Exchange, Sort
@@ -124,7 +124,7 @@ class _Recognition:
         if len(outputs) != 1:
             names = " * ".join(f"`{describe(p)}`" for p in outputs) or "nothing"
             raise NotRecognised(f"a token's output is {names}, not one expert's output times its router weight", 2)
-        keys = self.expert_keys(outputs[0])
+        keys = set[Term]().union(*map(self.expert_keys, parts))
         exchange, away = _exchange_of(outputs[0])
         self.find_ids(keys)
         if self.ids is None:
@@ -148,7 +148,7 @@ class _Recognition:
         if scale != 1.0:
             if weights is None:
                 raise NotRecognised("the sum over the choices is scaled by a constant, without a router weight", 4)
-            weights = Operand(weights.leaf, weights.index, weights.casts, scale)
+            weights = replace(weights, scale=scale)
         group = (
             exchange.group if isinstance(exchange, Exchange) else exchange[1] if isinstance(exchange, tuple) else None
         )
@@ -266,10 +266,21 @@ class _Recognition:
         return weights, outputs
 
     def weight_operand(self, term: Term) -> Operand | None:
-        operand = self.slot_operand(term)
+        operand = self.slot_operand(term) or self.picked_operand(term)
         if operand is None or not operand.leaves[0].tensor.is_floating_point():
             return None
         return operand
+
+    def picked_operand(self, term: Term) -> Operand | None:
+        """A tensor of all experts read at this token and at the expert of this choice."""
+        operand = operand_of(term, ())
+        if operand is None or not isinstance(operand.leaf, Leaf) or not operand.index:
+            return None
+        (*tokens, last), shape = operand.index, shape_of(operand.leaf.tensor)
+        ids = self.slot_operand(last)
+        if ids is None or ids.leaf.bound != shape[-1] or ids.leaf.dropped:
+            return None  # a position that may lie outside
+        return replace(operand, picked=True) if radix(tokens, shape[:-1]) is self.token else None
 
     def input_operand(self, term: Term) -> Operand | None:
         operand = operand_of(term, ())

@@ -23,6 +23,7 @@ from mokfx.passes.terms import (
     valid,
     var,
 )
+from mokfx.passes.vanish import chosen
 
 
 def total(variable: Term, body: Term) -> Term:
@@ -40,6 +41,8 @@ def total(variable: Term, body: Term) -> Term:
         result = rule(variable, body)
         if result is not None:
             return result
+    if body.routed and _has_delta(body, variable) and (parts := chosen(variable, body)) is not None:
+        return add(total(choice, total(variable, part)) for choice, part in parts)
     return close(variable, body)
 
 

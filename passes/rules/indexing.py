@@ -8,6 +8,7 @@ import torch
 
 from mokfx.passes.bijections import sort_of
 from mokfx.passes.facts import shape_of
+from mokfx.passes.filled import filled
 from mokfx.passes.rules.table import Call, rule
 from mokfx.passes.scatter import scatter
 from mokfx.passes.slots import marks
@@ -278,6 +279,9 @@ def scatter_along(call: Call) -> Value | None:
     result = scatter(call.facts, base, {dim: position_of}, Value(axes, body), dims, accumulate)
     if result is None:
         result = _one_hot(call, base, Value(axes, position_of), body, dim, accumulate)
+    if result is None and not accumulate and base.body.op == "const":
+        chosen = _one_hot(call, base.with_body(ZERO), Value(axes, position_of), ONE, dim, False)
+        result = None if chosen is None else filled(call, chosen, base.body.args[0])
     return marks(call, dim) if result is None and not accumulate else result
 
 

@@ -7,6 +7,7 @@ import math
 import torch
 
 from mokfx.passes.facts import EMPTY
+from mokfx.passes.filled import filled, negated, vanishing
 from mokfx.passes.indicators import is_kept, not_negative
 from mokfx.passes.presence import presence
 from mokfx.passes.rules.table import Call, rule
@@ -84,7 +85,7 @@ def subtracted_from(call: Call) -> Value:
 
 
 @rule("aten.neg")
-def negated(call: Call) -> Value:
+def opposite(call: Call) -> Value:
     value = call.value("self")
     body = mul([const(-1), value.body]) if call.is_float else lin([(value.body, -1)])
     return value.with_body(body)
@@ -204,13 +205,25 @@ def _whole(term: Term) -> Term:
     return integer(int(term.args[0])) if term.op == "const" and term.args[0].is_integer() else term
 
 
+VANISHING = frozenset(("aten.sigmoid", "aten.relu", "aten.exp", "aten.softplus"))
+"""Functions of minus infinity that are 0, as are their derivatives."""
+
+
 @rule("aten.silu", "aten.sigmoid", "aten.relu", "aten.tanh", "aten.exp", "aten.softplus", "aten.sqrt", "aten.abs")
 @rule("aten.erf")
 def function(call: Call) -> Value | None:
     value = call.value("self")
     if call.name == "aten.softplus" and (call["beta"], call["threshold"]) != (1, 20):
         return None
+    if call.name in VANISHING and (known := vanishing(call, value, -math.inf)) is not None:
+        return known
     return value.with_body(apply(call.name.removeprefix("aten."), value.body)) if call.is_float else None
+
+
+@rule("aten._softmax", "aten.softmax")
+def softmax(call: Call) -> Value | None:
+    """Data of its own, 0 where scores are masked."""
+    return vanishing(call, call.value("self"), -math.inf)
 
 
 @rule("aten.gelu")
@@ -313,9 +326,17 @@ def masked_fill(call: Call) -> Value | None:
     axes, (body, mask) = align([call.value("self"), call.value("mask")])
     if mask is const(0):
         return Value(axes, body)
+    if (masked := filled(call, Value(axes, negated(mask)), call["value"])) is not None:
+        return masked
     if call["value"] != 0 or not mask.routed or not call.is_float:
         return None
     return Value(axes, mul([body, add([ONE, mul([const(-1), mask])])]))
+
+
+@rule("aten.logical_not", "aten.bitwise_not")
+def complement(call: Call) -> Value | None:
+    value = call.value("self")
+    return value.with_body(negated(value.body)) if call["self"].dtype == torch.bool and value.body.routed else None
 
 
 @rule("aten.where")
@@ -326,6 +347,8 @@ def where(call: Call) -> Value | None:
     axes, (condition, left, right) = align([call.value(name) for name in ("condition", "self", "other")])
     if not call.is_float and right is integer(-1):
         return rest(call, axes, condition, left)
+    if right.op == "const" and (masked := filled(call, Value(axes, condition), right.args[0])) is not None:
+        return masked
     condition, left = row_of(condition, left) or (condition, left)
     if not condition.routed:
         return None
