@@ -49,6 +49,9 @@ def activation(name: str, arguments: Sequence[float]) -> Activation:
     if name == "clamped_swiglu":
         alpha, limit = arguments
         return Activation(linear=alpha, limit=limit, offset=1.0)
+    if name == "limited_swiglu":
+        (limit,) = arguments
+        return Activation(limit=limit)
     return _ACTIVATIONS[name]
 
 

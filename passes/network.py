@@ -229,7 +229,7 @@ def _activation(rest: list[Term], inner: Term, scope: Scope) -> Network:
             return _activation([opened], inner, scope)
     parts = [scope.uncast(expanded(p)) if _hides_factor(p) else p for p in parts]
     parts = named_activations([f for p in parts for f in scope.factors(p)])
-    for form in (_clamped_swiglu, _gated, _plain):
+    for form in (_clamped_swiglu, _limited_swiglu, _gated, _plain):
         found = form(parts, inner, scope)
         if found is not None:
             return found
@@ -310,6 +310,21 @@ def _clamped_swiglu(parts: list[Term], inner: Term, scope: Scope) -> Network | N
         return None
     alpha = alphas[0] if alphas else 1.0
     return _two(gates[0].args[0], up[0].args[0], "clamped_swiglu", inner, scope, (alpha, limit))
+
+
+def _limited_swiglu(parts: list[Term], inner: Term, scope: Scope) -> Network | None:
+    """DeepSeek-V4: `silu(g) * u` with `g <= limit` and `-limit <= u <= limit`; silu may be written out."""
+    ups = [p for p in parts if p.op == "clamp" and p.args[1] is not None]
+    gates = [scope.uncast(p.args[0]) for p in parts if p.op in ("silu", "sigmoid")]
+    if len(ups) != 1 or len(gates) != 1 or gates[0].op != "clamp":
+        return None
+    written_out = [p for p in parts if p.op == "sigmoid"]
+    if len(parts) != 2 + len(written_out) or (written_out and gates[0] not in parts):
+        return None
+    _, low, limit = gates[0].args
+    if low is not None or limit is None or limit < 0 or ups[0].args[1:] != (-limit, limit):
+        return None
+    return _two(gates[0].args[0], ups[0].args[0], "limited_swiglu", inner, scope, (limit,))
 
 
 # -- fused gate and up ---------------------------------------------------------------------------------------------

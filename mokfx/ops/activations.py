@@ -119,12 +119,27 @@ def _clamped_derivative(gate: Tensor | None, up: Tensor, args: Args, d: Tensor) 
     return d_gate * gate_passes, d * gate * s * up_passes
 
 
+def _limited_value(gate: Tensor | None, up: Tensor, args: Args) -> Tensor:
+    assert gate is not None
+    (limit,) = args
+    return silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+
+
+def _limited_derivative(gate: Tensor | None, up: Tensor, args: Args, d: Tensor) -> tuple[Tensor, Tensor]:
+    assert gate is not None
+    (limit,) = args
+    gate_passes, up_passes = gate <= limit, (up >= -limit) & (up <= limit)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return d * up * silu_slope(gate) * gate_passes, d * silu(gate) * up_passes
+
+
 ACTIVATIONS = {
     "swiglu": _gated(silu, silu_slope),
     "geglu": _gated(gelu, gelu_slope),
     "geglu_tanh": _gated(gelu_tanh, gelu_tanh_slope),
     "reglu": _gated(torch.relu, relu_slope),
     "clamped_swiglu": Activation(True, _clamped_value, _clamped_derivative, ("alpha", "limit")),
+    "limited_swiglu": Activation(True, _limited_value, _limited_derivative, ("limit",)),
     "silu": _plain(silu, silu_slope),
     "gelu": _plain(gelu, gelu_slope),
     "gelu_tanh": _plain(gelu_tanh, gelu_tanh_slope),

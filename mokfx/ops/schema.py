@@ -32,11 +32,11 @@ gate_up
     "apart", or fused in `w_gate`: "gate_up" (gate columns, then up columns), "up_gate" (up first),
     "interleaved" (even columns gate, odd ones up).
 activation
-    Gated: "swiglu" silu(g)*u, "geglu" gelu(g)*u, "geglu_tanh", "reglu" relu(g)*u, "clamped_swiglu". Not
-    gated: "silu", "gelu", "gelu_tanh", "relu", "relu_squared".
+    Gated: "swiglu" silu(g)*u, "geglu" gelu(g)*u, "geglu_tanh", "reglu" relu(g)*u, "clamped_swiglu",
+    "limited_swiglu". Not gated: "silu", "gelu", "gelu_tanh", "relu", "relu_squared".
 activation_args
     "clamped_swiglu" takes [alpha, limit] and is g*sigmoid(alpha*g)*(u+1) of g = min(g, limit) and u clamped
-    to [-limit, limit]. The others take [].
+    to [-limit, limit]. "limited_swiglu" takes [limit] and is silu(g)*u of g and u clamped so. The others take [].
 weight_on
     Where a slot's weight is applied: to the "output" of the expert, to its "hidden" rows (before the second
     layer), or to its "input".

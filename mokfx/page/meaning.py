@@ -18,6 +18,7 @@ ACTIVATED = {
     "geglu_tanh": "gelu(gate) * up",
     "reglu": "relu(gate) * up",
     "clamped_swiglu": "clamped swiglu of gate and up",
+    "limited_swiglu": "silu(gate) * up, both clamped",
 }
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
 

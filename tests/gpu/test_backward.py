@@ -22,6 +22,7 @@ GATED: dict[str, list[float]] = {
     "geglu_tanh": [],
     "reglu": [],
     "clamped_swiglu": [1.702, 1.5],
+    "limited_swiglu": [1.5],
 }
 UNGATED = ("silu", "gelu", "gelu_tanh", "relu", "relu_squared")
 

@@ -92,7 +92,7 @@ CURVES = {
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_are_the_ops(name: str) -> None:
-    arguments = [1.702, 7.0] if name == "clamped_swiglu" else []
+    arguments = {"clamped_swiglu": [1.702, 7.0], "limited_swiglu": [7.0]}.get(name, [])
     act = activation(name, arguments)
     assert act.gated == ACTIVATIONS[name].gated
     gate, up = (torch.linspace(-12, 12, 97, dtype=torch.float64) for _ in range(2))

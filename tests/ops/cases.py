@@ -48,7 +48,7 @@ class Case:
         return ",".join(changed) or "default"
 
 
-CLAMP = (1.702, 0.7)
+ARGUMENTS = {"clamped_swiglu": [1.702, 0.7], "limited_swiglu": [0.7]}
 
 
 @dataclass
@@ -121,7 +121,7 @@ def build(case: Case, seed: int = 0) -> Inputs:
     settings: dict[str, Any] = {
         "num_experts": e,
         "activation": case.activation,
-        "activation_args": list(CLAMP) if case.activation == "clamped_swiglu" else [],
+        "activation_args": list(ARGUMENTS.get(case.activation, ())),
         "gate_up": case.gate_up,
         "weight_on": case.weight_on,
         "capacity": case.capacity,

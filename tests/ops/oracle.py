@@ -98,6 +98,9 @@ def _activate(first: list[Tensor], name: str, args: list[float], layout: str) ->
         alpha, limit = args
         gate, up = torch.clamp(gate, max=limit), torch.clamp(up, min=-limit, max=limit)
         return gate * torch.sigmoid(alpha * gate) * (up + 1)
+    if name == "limited_swiglu":
+        (limit,) = args
+        return F.silu(torch.clamp(gate, max=limit)) * torch.clamp(up, min=-limit, max=limit)
     curves: dict[str, Any] = {
         "swiglu": F.silu,
         "geglu": F.gelu,

@@ -123,7 +123,7 @@ in_the_backward
             """\
 activation
   ValueError: mok.moe: unknown activation 'swish'; it must be one of swiglu, geglu, geglu_tanh,
-  reglu, clamped_swiglu, silu, gelu, gelu_tanh, relu, relu_squared
+  reglu, clamped_swiglu, limited_swiglu, silu, gelu, gelu_tanh, relu, relu_squared
 gate_up
   ValueError: mok.moe: unknown gate_up 'fused'; it must be one of apart, gate_up, up_gate,
   interleaved

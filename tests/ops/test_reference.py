@@ -45,11 +45,12 @@ def test_output_and_each_gradient_equal_the_oracles_in_float64(case: Case) -> No
         assert torch.allclose(found, wanted, rtol=1e-10, atol=1e-10), f"gradient {index}"
 
 
-def test_the_clamp_is_exercised() -> None:
-    """Otherwise the cases of clamped_swiglu would be those of swiglu with another scale."""
-    case = Case(activation="clamped_swiglu")
+@pytest.mark.parametrize("activation", ["clamped_swiglu", "limited_swiglu"])
+def test_the_clamp_is_exercised(activation: str) -> None:
+    """Otherwise the cases of these would be those of swiglu, maybe with another scale."""
+    case = Case(activation=activation)
     wide = build(case)
-    wide.settings["activation_args"] = [1.702, 1e9]
+    wide.settings["activation_args"][-1] = 1e9
     narrow = build(case)
     assert not torch.equal(OP(*wide.args, **wide.settings), OP(*narrow.args, **narrow.settings))
 

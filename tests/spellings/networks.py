@@ -37,6 +37,11 @@ def clamped(g: Tensor, u: Tensor) -> Tensor:
     return (u + 1) * (g * torch.sigmoid(g * ALPHA))
 
 
+def limited(g: Tensor, u: Tensor) -> Tensor:
+    """DeepSeek-V4."""
+    return F.silu(g.clamp(max=LIMIT)) * u.clamp(min=-LIMIT, max=LIMIT)
+
+
 def clamped_minimum(g: Tensor, u: Tensor) -> Tensor:
     g = torch.clamp(g, max=LIMIT)
     u = torch.clamp(u, -LIMIT, LIMIT)
@@ -59,6 +64,7 @@ GATED: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "relu_mul": ("reglu", lambda g, u: F.relu(g) * u),
     "clamped": ("clamped_swiglu", clamped),
     "clamped_minimum": ("clamped_swiglu", clamped_minimum),
+    "limited": ("limited_swiglu", limited),
 }
 """Spelling to the activation's name in the field, and the function of gate and up."""
 
@@ -85,6 +91,7 @@ EXACT: dict[str, Callable[..., Tensor]] = {
     "clamped_swiglu": lambda g, u: (
         g.clamp(max=LIMIT) * (ALPHA * g.clamp(max=LIMIT)).sigmoid() * (u.clamp(-LIMIT, LIMIT) + 1)
     ),
+    "limited_swiglu": lambda g, u: g.clamp(max=LIMIT) * g.clamp(max=LIMIT).sigmoid() * u.clamp(-LIMIT, LIMIT),
     "gelu": lambda h: F.gelu(h),
     "gelu_tanh": lambda h: F.gelu(h, approximate="tanh"),
     "relu": lambda h: h.clamp(min=0),
